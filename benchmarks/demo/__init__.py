@@ -1,0 +1,1 @@
+"""The demo: real coding agents replayed against stock vLLM and against ours."""

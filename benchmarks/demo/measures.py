@@ -1,0 +1,69 @@
+"""From the recorded answers of one replay to the numbers that are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.demo.replay import RunRecord
+from benchmarks.demo.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """One server at one pool size.
+
+    Attributes:
+        cached_rate: cached prompt tokens over all prompt tokens.
+        uncached_tokens: prompt tokens that were computed.
+        recomputed_tokens: those of them that an earlier request had already
+            computed, in whole blocks: what a larger cache or a better choice of
+            what to keep would have saved.
+        peak_cache_use: largest share of the pool that running requests held.
+    """
+
+    requests: int
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    cached_rate: float
+    uncached_tokens: int
+    recomputed_tokens: int
+    peak_cache_use: float
+    num_preemptions: int
+    duration_s: float
+
+
+def measure(record: RunRecord, workload: Workload, block_size: int) -> Measures:
+    results = record.results
+    ttft = sorted(done.ttft_s for done in results.values())
+    prompt = sum(done.prompt_tokens for done in results.values())
+    cached = sum(done.cached_tokens for done in results.values())
+    recomputed = 0
+    for turn in workload.turns:
+        reusable = reusable_tokens(turn.seen_tokens, turn.num_prompt_tokens, block_size)
+        recomputed += max(0, reusable - results[turn.index].cached_tokens)
+    return Measures(
+        requests=len(results),
+        ttft_mean_s=sum(ttft) / len(ttft),
+        ttft_p50_s=percentile(ttft, 0.50),
+        ttft_p99_s=percentile(ttft, 0.99),
+        cached_rate=cached / prompt,
+        uncached_tokens=prompt - cached,
+        recomputed_tokens=recomputed,
+        peak_cache_use=record.peak_cache_use,
+        num_preemptions=record.num_preemptions,
+        duration_s=record.duration_s,
+    )
+
+
+def reusable_tokens(seen: int, prompt: int, block_size: int) -> int:
+    """Most tokens the engine could have taken from its cache: whole blocks that were
+    seen before, and never the last token, whose logits are needed."""
+    return min(seen, prompt - 1) // block_size * block_size
+
+
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """Nearest-rank percentile of sorted values."""
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]

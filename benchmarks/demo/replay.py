@@ -1,0 +1,111 @@
+"""Runs the planned turns against one server and records what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from benchmarks.demo.client import Completion, DemoClient
+from benchmarks.demo.policy import after_turn, request_hint
+from benchmarks.demo.workload import Turn, Workload
+
+_KV_USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
+_PREEMPTIONS = re.compile(r"^vllm:num_preemptions_total\{[^}]*\} (\S+)$", re.MULTILINE)
+_METRICS_PERIOD_S = 0.5
+_PROGRESS_PERIOD_S = 5.0
+
+
+@dataclass(kw_only=True)
+class RunRecord:
+    """Everything one replay measured; ``results`` is by turn index."""
+
+    results: dict[int, Completion] = field(default_factory=dict)
+    peak_cache_use: float = 0.0
+    num_preemptions: int = 0
+    duration_s: float = 0.0
+
+
+class Replay:
+    """One pass over the workload.
+
+    Args:
+        hints: whether the harness speaks; a stock server must not be told anything.
+        report: called with one line of progress now and then.
+    """
+
+    def __init__(
+        self,
+        client: DemoClient,
+        workload: Workload,
+        *,
+        hints: bool,
+        report: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._workload = workload
+        self._hints = hints
+        self._report = report
+        self._begin_s = 0.0
+        self._started = {turn.index: asyncio.Event() for turn in workload.turns}
+        self._ended = {turn.index: asyncio.Event() for turn in workload.turns}
+        self._record = RunRecord()
+
+    async def run(self) -> RunRecord:
+        self._begin_s = time.monotonic()
+        watch = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for turn in self._workload.turns:
+                    group.create_task(self._run_turn(turn, group))
+        finally:
+            watch.cancel()
+        self._record.duration_s = time.monotonic() - self._begin_s
+        found = _PREEMPTIONS.search(await self._client.metrics())
+        self._record.num_preemptions = int(float(found[1])) if found else 0
+        return self._record
+
+    async def _run_turn(self, turn: Turn, group: asyncio.TaskGroup) -> None:
+        await self._wait_for_its_moment(turn)
+        prompt = self._workload.prompt(turn)
+        hint = request_hint(turn, "demo") if self._hints else None
+        self._started[turn.index].set()
+        self._record.results[turn.index] = await self._client.stream(
+            prompt, turn.num_output_tokens, hint
+        )
+        self._ended[turn.index].set()
+        call = after_turn(turn, "demo") if self._hints else None
+        if call is not None:
+            group.create_task(self._client.control(call))
+
+    async def _wait_for_its_moment(self, turn: Turn) -> None:
+        for index in turn.wait_for:
+            await self._ended[index].wait()
+        if turn.follows_start_of is not None:
+            await self._started[turn.follows_start_of].wait()
+        await asyncio.sleep(turn.gap_s)
+
+    async def _watch(self) -> None:
+        """Sample cache use and report progress until cancelled."""
+        report_at = time.monotonic() + _PROGRESS_PERIOD_S
+        while True:
+            await asyncio.sleep(_METRICS_PERIOD_S)
+            found = _KV_USAGE.search(await self._client.metrics())
+            if found:
+                use = float(found[1])
+                self._record.peak_cache_use = max(self._record.peak_cache_use, use)
+            if time.monotonic() >= report_at:
+                report_at += _PROGRESS_PERIOD_S
+                self._report(self._progress())
+
+    def _progress(self) -> str:
+        results = self._record.results.values()
+        prompt = sum(done.prompt_tokens for done in results)
+        cached = sum(done.cached_tokens for done in results)
+        return (
+            f"{time.monotonic() - self._begin_s:5.0f} s  "
+            f"{len(results):3d}/{len(self._workload.turns)} requests  "
+            f"{cached / prompt if prompt else 0.0:6.1%} of prompt tokens cached"
+        )

@@ -1,0 +1,54 @@
+"""The two servers that are compared: equal but for the two flags that make ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.common import RESULTS_DIR, VllmServer, sam_flags
+from benchmarks.demo.client import MODEL_NAME
+from benchmarks.demo.identity import NUM_OUTPUT_TOKENS
+from benchmarks.demo.workload import Workload
+
+BLOCK_SIZE = 32
+
+
+def pool_blocks(workload: Workload, fraction: float) -> int:
+    """Blocks that hold ``fraction`` of the peak live context, and the null block."""
+    return round(workload.peak_live_tokens * fraction / BLOCK_SIZE) + 1
+
+
+def server_args(workload: Workload, num_blocks: int) -> list[str]:
+    """What both servers are started with.
+
+    float32, because with bfloat16 the stock server's own greedy tokens depend on how
+    much of a prompt it found in its cache (in 4 of 26 trials on the CPU build; none
+    of 26 with float32), and then no comparison of tokens would mean anything.
+    """
+    longest = max(
+        turn.num_prompt_tokens + max(turn.num_output_tokens, NUM_OUTPUT_TOKENS)
+        for turn in workload.turns
+    )
+    max_model_len = -(-longest // BLOCK_SIZE) * BLOCK_SIZE
+    return [
+        *("--served-model-name", MODEL_NAME),
+        *("--dtype", "float32"),
+        *("--block-size", str(BLOCK_SIZE)),
+        *("--num-gpu-blocks-override", str(num_blocks)),
+        *("--max-model-len", str(max_model_len)),
+        *("--max-num-seqs", "16"),
+        *("--max-num-batched-tokens", "2048"),
+        *("--uvicorn-log-level", "warning"),
+        "--enforce-eager",
+        "--enable-prompt-tokens-details",
+    ]
+
+
+def make_server(
+    model: Path, workload: Workload, num_blocks: int, *, hints: bool
+) -> VllmServer:
+    name = f"{'hints' if hints else 'stock'}-{num_blocks}"
+    return VllmServer(
+        model,
+        [*server_args(workload, num_blocks), *(sam_flags() if hints else [])],
+        log_path=RESULTS_DIR / f"demo-server-{name}.log",
+    )

@@ -1,0 +1,1 @@
+"""Replays an agent trace on vLLM's real KV cache manager, in virtual time."""

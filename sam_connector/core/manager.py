@@ -1,0 +1,447 @@
+"""The session-aware manager: the RFC's SAM.
+
+It hears about requests at the boundaries where blocks change hands, keeps the
+books (``contexts``, ``block_index``, ``ttl``), and through them decides in which
+order free blocks are reused. Single-threaded; ``now`` is always an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sam_connector.core.block_index import BlockIndex
+from sam_connector.core.contexts import Chain, Chains, ContextBook
+from sam_connector.core.edits import EditController
+from sam_connector.core.limits import Limits
+from sam_connector.core.retention import BlockPoolPort, Retention
+from sam_connector.core.session_index import Context, Session
+from sam_connector.core.stats import Stats
+from sam_connector.core.tiers import (
+    SupportsSessionAwareKVManagement,
+    TierEvent,
+    TierEventType,
+)
+from sam_connector.core.ttl import LeaseTable
+from sam_connector.core.types import (
+    Edit,
+    EditResult,
+    EditStatus,
+    SessionHint,
+    SessionKey,
+    Zone,
+)
+from sam_connector.errors import IntegrityError
+
+
+@dataclass(eq=False, slots=True)
+class _RequestRecord:
+    """A running request of a session.
+
+    Attributes:
+        sequence: order of admission over all requests.
+        epoch: the session's when the request was added.
+        context: where its blocks are recorded, once it has any.
+        replaced: the context it takes the place of when it completes.
+    """
+
+    session: Session
+    hint: SessionHint
+    sequence: int
+    epoch: int
+    context: Context | None = None
+    replaced: Context | None = None
+
+
+class SessionAwareManager:
+    """Sessions, and what they mean for the order of free blocks.
+
+    Args:
+        pool: the engine's block pool.
+        num_blocks: its size.
+        limits: bounds.
+        now: monotonic seconds.
+        tiers: connectors to drive; asked whenever one is needed.
+        ranges_enabled: whether block ranges in hints have an effect.
+        enforce: whether anything is decided; if not, everything is accounted as if
+            (the RFC's shadow mode).
+    """
+
+    def __init__(
+        self,
+        pool: BlockPoolPort,
+        *,
+        num_blocks: int,
+        limits: Limits,
+        now: float,
+        tiers: Callable[[], Sequence[SupportsSessionAwareKVManagement]] = tuple,
+        ranges_enabled: bool = False,
+        enforce: bool = True,
+    ) -> None:
+        self._limits = limits
+        self._ranges_enabled = ranges_enabled
+        self._tiers = tiers
+        self._retention = Retention(
+            pool,
+            num_blocks=num_blocks,
+            max_protected=int(num_blocks * limits.max_protected_fraction),
+            enforce=enforce,
+        )
+        self._index = BlockIndex(self._retention)
+        self._leases = LeaseTable(idle_ttl_s=limits.idle_ttl_s, now=now)
+        self._book = ContextBook(self._index, self._leases, limits)
+        self._edits = EditController(self._book, tiers, ranges_enabled=ranges_enabled)
+        self._requests: dict[str, _RequestRecord] = {}
+        self._num_hinted = 0
+        self._num_granted = 0
+        self._num_expired = 0
+        self._num_rejected = 0
+        self._tier_counts = dict.fromkeys(TierEventType, 0)
+        self._tier_bytes = dict.fromkeys(TierEventType, 0)
+
+    # --- requests -----------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do or to know."""
+        return not (self._leases or self._requests or self._retention.has_pending_work)
+
+    def tracks(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def on_request_added(self, request_id: str, hint: SessionHint) -> None:
+        """A request that names a session enters the engine."""
+        self._num_hinted += 1
+        if request_id in self._requests:
+            self._num_rejected += 1
+            return
+        session = self._book.register(hint.session)
+        if session is None:
+            self._num_rejected += 1
+            return
+        if hint.parent is not None and not self._book.tree.link(
+            hint.session, hint.parent
+        ):
+            self._num_rejected += 1
+        session.num_active += 1
+        self._requests[request_id] = _RequestRecord(
+            session, hint, self._num_hinted, session.epoch
+        )
+
+    def on_blocks_assigned(self, request_id: str, chains: Chains, now: float) -> None:
+        """Blocks were assigned to a request, for the first time or again.
+
+        Recorded before it completes, so that an abort or a preemption leaves its
+        prefix associated. Nothing is taken away from other contexts yet.
+
+        Args:
+            request_id: a request that ``tracks`` knows.
+            chains: per group, the content of *all* its full blocks, and the ids
+                of those assigned so far.
+            now: monotonic seconds.
+        """
+        record = self._requests[request_id]
+        context = self._record(record, chains, now)
+        if context is None:
+            return
+        if record.hint.ttl_s:
+            deadline = now + self._ttl(record.hint.ttl_s)
+            if deadline > context.deadline:
+                self._lease(context, deadline, record.hint.protect_blocks)
+
+    def on_request_finished(
+        self, request_id: str, chains: Chains, now: float, *, aborted: bool
+    ) -> list[EditResult]:
+        """A request is done, and its blocks are about to be freed.
+
+        Args:
+            request_id: a request that ``tracks`` knows; afterwards it does not.
+            chains: per group, the content of its full blocks and the ids of those
+                that are *computed*, beyond doubt.
+            now: monotonic seconds.
+            aborted: it was cut short, so it replaces nothing.
+
+        Returns:
+            The results of the edits in its hint.
+        """
+        record = self._requests[request_id]
+        context = self._record(record, chains, now)
+        if context is not None:
+            self._book.touch(context, now)
+            if not aborted:
+                self._settle(record, context, now)
+        results = self._edits.apply(record.hint.session, record.hint.edits)
+        del self._requests[request_id]
+        record.session.num_active -= 1
+        if record.context is not None:
+            record.context.num_active -= 1
+        if context is not None:
+            self._register_in_tiers(request_id, record.session, context)
+        self._book.drop_if_empty(record.session)
+        return results
+
+    # --- control -------------------------------------------------------------------
+
+    def apply_edits(
+        self, key: SessionKey, edits: Sequence[Edit], now: float
+    ) -> list[EditResult]:
+        """Carries out edits outside any request."""
+        self.advance(now)
+        if len(edits) > self._limits.max_edits:
+            reason = f"at most {self._limits.max_edits} edits in one call"
+            return [
+                EditResult(type=e.type, status=EditStatus.REJECTED, reason=reason)
+                for e in edits
+            ]
+        return self._edits.apply(key, edits)
+
+    def set_lease(self, key: SessionKey, ttl_s: float, now: float) -> bool:
+        """Leases all contexts of a session for ``ttl_s``; 0 ends their leases.
+
+        Returns:
+            Whether the session is known.
+        """
+        self.advance(now)
+        session = self._book.sessions.get(key)
+        if session is None:
+            return False
+        for context in list(session.contexts):
+            if ttl_s > 0:
+                self._lease(context, now + self._ttl(ttl_s), context.protect_blocks)
+            else:
+                self._book.end_lease(context, now)
+        return True
+
+    def free_session(self, key: SessionKey, *, tree: bool = False) -> int:
+        """Forgets a session, with ``tree`` its descendants first.
+
+        Its blocks become ordinary free blocks; those in use stay untouched.
+
+        Returns:
+            How many known sessions were freed.
+        """
+        keys = self._book.tree.postorder(key) if tree else iter((key,))
+        num_freed = 0
+        for freed in keys:
+            session = self._book.sessions.get(freed)
+            if session is None:
+                continue
+            session.epoch += 1
+            self._book.drop_session(session)
+            num_freed += 1
+            for tier in self._tiers():
+                tier.release(freed)
+        return num_freed
+
+    # --- time -----------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Does a bounded amount of what is due. Call once per engine step."""
+        for context in self._leases.take_expired(
+            now, self._limits.max_expiries_per_step
+        ):
+            self._expire(context, now)
+        if self._retention.has_pending_work:
+            self._retention.sweep(self._limits.max_blocks_per_step)
+        for tier in self._tiers():
+            for event in tier.take_session_events():
+                self._on_tier_event(event)
+
+    def relieve(self, num_blocks: int, now: float) -> None:
+        """The pool is about to break into claims: first give up what is not due.
+
+        Args:
+            num_blocks: unclaimed blocks missing.
+            now: monotonic seconds.
+        """
+        wanted = self._retention.num_unclaimed + num_blocks
+        while (missing := wanted - self._retention.num_unclaimed) > 0:
+            expired = self._leases.take_expired(now, 1)
+            for context in expired:
+                self._expire(context, now)
+            if not self._retention.sweep(max(missing, 64)) and not expired:
+                return
+
+    def on_cache_reset(self) -> None:
+        """The engine's prefix cache was emptied: no block holds anything now."""
+        for session in list(self._book.sessions):
+            for context in list(session.contexts):
+                self._book.drop(context)
+            self._book.drop_if_empty(session)
+        self._index.clear()
+        self._retention.clear()
+
+    # --- state -----------------------------------------------------------------------
+
+    @property
+    def book(self) -> ContextBook:
+        """The sessions and contexts, to read from."""
+        return self._book
+
+    @property
+    def edits(self) -> EditController:
+        """Operations and their outcomes, to read from."""
+        return self._edits
+
+    def settle(self, now: float) -> None:
+        """Catches up after a time without steps, so that ``stats`` is current."""
+        expired = self._leases.take_expired(now, self._limits.max_sessions)
+        for context in expired:
+            self._expire(context, now)
+        self.advance(now)
+
+    def stats(self) -> Stats:
+        book, retention = self._book, self._retention
+        return Stats(
+            sessions=len(book.sessions),
+            contexts=book.num_contexts,
+            records=self._index.num_records,
+            timers=len(self._leases),
+            running_requests=len(self._requests),
+            claimed_blocks=retention.num_claimed,
+            protected_blocks=retention.num_protected,
+            pending_sweep=retention.has_pending_work,
+            hinted_requests=self._num_hinted,
+            leases_granted=self._num_granted,
+            leases_expired=self._num_expired,
+            leases_broken=retention.num_reassigned[Zone.C],
+            claims_broken=retention.num_reassigned[Zone.B],
+            protection_refused=retention.num_capped,
+            sessions_dropped=book.num_sessions_dropped,
+            contexts_dropped=book.num_contexts_dropped,
+            contexts_superseded=book.num_superseded,
+            hints_rejected=self._num_rejected,
+            edits=dict(self._edits.counts),
+            saved_bytes=self._tier_bytes[TierEventType.SAVE],
+            loaded_bytes=self._tier_bytes[TierEventType.LOAD],
+            tier_misses=self._tier_counts[TierEventType.MISS],
+            tier_pressure=self._tier_counts[TierEventType.PRESSURE],
+        )
+
+    def check_integrity(self) -> None:
+        """Raises ``IntegrityError`` if any two accounts disagree. For tests."""
+        contexts = [c for session in self._book.sessions for c in session.contexts]
+        if len(contexts) != self._book.num_contexts:
+            raise IntegrityError("number of contexts")
+        self._book.sessions.check_integrity()
+        self._book.tree.check_integrity()
+        self._leases.check_integrity(contexts)
+        self._index.check_integrity(contexts)
+        active: dict[int, int] = {}
+        for record in self._requests.values():
+            active[id(record.session)] = active.get(id(record.session), 0) + 1
+        for session in self._book.sessions:
+            if session.num_active != active.get(id(session), 0):
+                raise IntegrityError(f"{session.key}: running requests")
+            if not session.contexts and not session.num_active:
+                raise IntegrityError(f"{session.key}: empty session is kept")
+
+    # --- internals -------------------------------------------------------------------
+
+    def _ttl(self, ttl_s: float) -> float:
+        return min(ttl_s, self._limits.max_ttl_s)
+
+    def _may_record(self, record: _RequestRecord) -> bool:
+        """Whether the session still is the one the request was added to."""
+        session = record.session
+        return (
+            record.epoch == session.epoch
+            and self._book.sessions.get(session.key) is session
+        )
+
+    def _owns(self, record: _RequestRecord, context: Context) -> bool:
+        """Whether the request is the newest of a context that still exists.
+
+        An older request that completes late must not bring back what a newer one
+        has moved on from.
+        """
+        return (
+            self._may_record(record)
+            and context.is_live
+            and context.newest_request == record.sequence
+        )
+
+    def _record(
+        self, record: _RequestRecord, chains: Chains, now: float
+    ) -> Context | None:
+        """Records what a request holds; ``None`` if that is not for it to say."""
+        has_context = record.context is not None and record.context.is_live
+        has_blocks = any(chain.block_ids for chain in chains.values())
+        if not has_context and has_blocks and self._may_record(record):
+            self._admit(record, chains, now)
+        context = record.context
+        if context is None or not self._owns(record, context):
+            return None
+        self._book.extend(context, chains)
+        return context
+
+    def _admit(self, record: _RequestRecord, chains: Chains, now: float) -> None:
+        """Finds or opens the request's context."""
+        context, replaced = self._book.match(record.session, chains)
+        if context is None:
+            size = len(next(iter(chains.values())).hashes)
+            context = self._book.open(record.session, size, now)
+            if context is None:
+                return
+        if record.context is not None:
+            record.context.num_active -= 1
+        record.context, record.replaced = context, replaced
+        context.newest_request = record.sequence
+        context.num_active += 1
+        self._book.touch(context, now)
+
+    def _settle(self, record: _RequestRecord, context: Context, now: float) -> None:
+        """What a completed request changes beyond its own blocks."""
+        replaced = record.replaced
+        if (
+            replaced is not None
+            and replaced.is_live
+            and not replaced.num_active
+            and replaced.newest_request < record.sequence
+        ):
+            self._book.supersede(replaced, context)
+        ttl_s = record.hint.ttl_s
+        if ttl_s is None:
+            return
+        if ttl_s > 0:
+            self._lease(context, now + self._ttl(ttl_s), record.hint.protect_blocks)
+        else:
+            self._book.end_lease(context, now)
+
+    def _lease(
+        self, context: Context, deadline: float, protect_blocks: int | None
+    ) -> None:
+        self._num_granted += 1
+        self._book.lease(
+            context, deadline, protect_blocks if self._ranges_enabled else None
+        )
+
+    def _expire(self, context: Context, now: float) -> None:
+        if context.deadline:
+            self._num_expired += 1
+        if context.num_active:
+            self._book.end_lease(context, now)
+            return
+        self._book.drop(context)
+        self._book.drop_if_empty(context.session)
+
+    def _register_in_tiers(
+        self, request_id: str, session: Session, context: Context
+    ) -> None:
+        tiers = self._tiers()
+        if tiers and context.is_live:
+            blocks = self._book.blocks_of(context)
+            for tier in tiers:
+                tier.register_cache(session.key, request_id, blocks)
+
+    def _on_tier_event(self, event: TierEvent) -> None:
+        count = 1 if event.type is TierEventType.PRESSURE else event.num_blocks
+        self._tier_counts[event.type] += count
+        self._tier_bytes[event.type] += event.num_bytes
+        if event.type is TierEventType.OPERATION:
+            assert event.operation_id is not None
+            assert event.handle is not None
+            self._edits.complete(event.operation_id, event.handle)
+
+
+__all__ = ["Chain", "Chains", "SessionAwareManager"]

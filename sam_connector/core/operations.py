@@ -1,0 +1,47 @@
+"""Asynchronous operations, remembered so that a client can ask for their outcome."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from sam_connector.core.types import EditResult, EditStatus, SessionKey
+
+
+class OperationTable:
+    """The latest operations by id; the oldest are forgotten first.
+
+    Args:
+        max_operations: most operations remembered, finished ones included.
+    """
+
+    def __init__(self, max_operations: int) -> None:
+        self._max_operations = max_operations
+        self._num_started = 0
+        self._operations: OrderedDict[str, tuple[SessionKey, EditResult]] = (
+            OrderedDict()
+        )
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def new_id(self) -> str:
+        self._num_started += 1
+        return f"op-{self._num_started}"
+
+    def record(self, session: SessionKey, result: EditResult) -> None:
+        """Files the first or a later state of an operation under its id."""
+        assert result.operation_id is not None
+        self._operations[result.operation_id] = (session, result)
+        while len(self._operations) > self._max_operations:
+            self._operations.popitem(last=False)
+
+    def get(self, operation_id: str) -> tuple[SessionKey, EditResult] | None:
+        return self._operations.get(operation_id)
+
+    def open_of(self, session: SessionKey) -> list[EditResult]:
+        """The session's operations that have not ended."""
+        return [
+            result
+            for key, result in self._operations.values()
+            if key == session and result.status is EditStatus.ACCEPTED
+        ]

@@ -1,0 +1,144 @@
+"""The capability a KV connector declares to be driven by session hints.
+
+The RFC's ``SupportsSessionAwareKVManagement``. The manager passes sessions and
+content hashes; what a tier makes of them (slots, keys, transfers) stays its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sam_connector.core.types import (
+    BlockCounts,
+    BlockHash,
+    EditStatus,
+    EditType,
+    GroupId,
+    SessionKey,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextBlocks:
+    """A context, or the part of it an edit names, as content hashes per group.
+
+    ``block_start`` is the logical index of the first hash in every group.
+    """
+
+    block_hashes: Mapping[GroupId, Sequence[BlockHash]]
+    block_start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationHandle:
+    """A tier's answer to an operation: done, under way, or why not.
+
+    ``status`` ACCEPTED promises exactly one ``OPERATION`` event later.
+    """
+
+    status: EditStatus
+    blocks: BlockCounts = BlockCounts()
+    num_bytes: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """How many of a session's blocks a tier holds, and under which name."""
+
+    tier: str
+    num_blocks: int
+
+
+class TierEventType(enum.Enum):
+    SAVE = enum.auto()
+    LOAD = enum.auto()
+    MISS = enum.auto()
+    PRESSURE = enum.auto()
+    #: An accepted operation has ended.
+    OPERATION = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierEvent:
+    """Something a tier observed; ``handle`` and ``operation_id`` for OPERATION."""
+
+    type: TierEventType
+    operation_id: str | None = None
+    handle: OperationHandle | None = None
+    num_blocks: int = 0
+    num_bytes: int = 0
+
+
+_instances: weakref.WeakSet[SupportsSessionAwareKVManagement] = weakref.WeakSet()
+
+
+class SupportsSessionAwareKVManagement(ABC):
+    """Mix-in for KV connectors that understand sessions.
+
+    Inherit from it next to ``KVConnectorBase_V1``, as with vLLM's ``SupportsHMA``.
+    All methods are called in the scheduler's process, on its thread, between
+    steps; they must return at once and must not raise for anything a client can
+    cause. An operation that is not in ``session_capabilities`` is never called.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        instance = super().__new__(cls)
+        _instances.add(instance)
+        return instance
+
+    @property
+    @abstractmethod
+    def session_capabilities(self) -> frozenset[EditType]:
+        """Which edits this tier can carry out."""
+
+    @abstractmethod
+    def register_cache(
+        self, session: SessionKey, request_id: str, context: ContextBlocks
+    ) -> None:
+        """A request of the session has completed; this is its context now."""
+
+    @abstractmethod
+    def offload(
+        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> OperationHandle:
+        """Make the contexts survive the loss of their GPU copy.
+
+        Local retention ends only once the operation has COMPLETED.
+        """
+
+    @abstractmethod
+    def prefetch(
+        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> OperationHandle:
+        """Bring the contexts back into the GPU prefix cache."""
+
+    @abstractmethod
+    def evict(
+        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> OperationHandle:
+        """The contexts will not be used again; cancels what is under way."""
+
+    @abstractmethod
+    def release(self, session: SessionKey) -> None:
+        """The session is no longer known; end what was kept for it."""
+
+    @abstractmethod
+    def query_residency(
+        self, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> Residency:
+        """How much of the contexts this tier could bring back."""
+
+    @abstractmethod
+    def take_session_events(self) -> Sequence[TierEvent]:
+        """Returns and clears what happened since the last call."""
+
+
+def live_tiers() -> tuple[SupportsSessionAwareKVManagement, ...]:
+    """Every instance alive in this process, in no particular order."""
+    return tuple(_instances)

@@ -1,0 +1,53 @@
+"""Leases: how long a context is protected, and when it is forgotten.
+
+The RFC keys its timers by ``(block_id, session_id)``. Here one entry stands for
+all blocks of a context, with the same outcome: the end of one session's lease never
+shortens that of another, because a block's deadline is the latest of its holders'.
+"""
+
+from __future__ import annotations
+
+from sam_connector.core.session_index import Context
+from sam_connector.core.timer_wheel import TimerWheel
+from sam_connector.errors import IntegrityError
+
+
+class LeaseTable:
+    """Deadlines of contexts; every known context has exactly one.
+
+    Args:
+        idle_ttl_s: how long a context without a lease is remembered.
+        now: the present, monotonic seconds.
+    """
+
+    def __init__(self, *, idle_ttl_s: float, now: float) -> None:
+        self._idle_ttl_s = idle_ttl_s
+        self._wheel: TimerWheel[Context] = TimerWheel(now=now)
+
+    def __len__(self) -> int:
+        return len(self._wheel)
+
+    def grant(self, context: Context, deadline: float) -> None:
+        """Leases ``context`` until ``deadline``, later or earlier than before."""
+        context.deadline = deadline
+        self._wheel.register(context, deadline)
+
+    def end(self, context: Context, now: float) -> None:
+        """Ends the lease; the context is remembered for the idle time."""
+        context.deadline = 0.0
+        self._wheel.register(context, now + self._idle_ttl_s)
+
+    def forget(self, context: Context) -> None:
+        context.deadline = 0.0
+        self._wheel.remove(context)
+
+    def take_expired(self, now: float, limit: int) -> list[Context]:
+        """Contexts whose lease or idle time is over, at most ``limit``."""
+        return self._wheel.advance(now, limit)
+
+    def check_integrity(self, contexts: list[Context]) -> None:
+        self._wheel.check_integrity()
+        if len(contexts) != len(self._wheel) or not all(
+            context in self._wheel for context in contexts
+        ):
+            raise IntegrityError("wheel and contexts disagree")

@@ -1,0 +1,1 @@
+"""Words on the wire: hints in, results out, and the call between the processes."""

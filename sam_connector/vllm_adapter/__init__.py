@@ -1,0 +1,1 @@
+"""The only place, with ``connector``, that knows vLLM's inside."""

@@ -1,0 +1,95 @@
+"""vLLM's ``BlockPool`` behind the core's port."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_utils import BlockHash as VllmBlockHash
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+from sam_connector.core.retention import BlockMetaUpdate
+from sam_connector.core.types import BlockHash, BlockId, GroupId
+from sam_connector.core.zoned_queue import Placement, ZonedFreeQueue
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+class BlockPoolAdapter:
+    """Puts the zoned queue in place of ``free_block_queue`` and guards the blocks.
+
+    Args:
+        block_pool: vLLM's pool; its free list is taken over in its present order.
+        watch_all: see ``ZonedFreeQueue``.
+    """
+
+    def __init__(self, block_pool: BlockPool, *, watch_all: bool = False) -> None:
+        self._pool = block_pool
+        self._blocks: list[KVCacheBlock] = block_pool.blocks
+        # The free list, not ``blocks``: the null block has been taken out already.
+        free = block_pool.free_block_queue.get_all_free_blocks()
+        for block in free:
+            block.prev_free_block = block.next_free_block = None
+        self.free_queue = ZonedFreeQueue(
+            free, block_pool.num_gpu_blocks, watch_all=watch_all
+        )
+        block_pool.free_block_queue = self.free_queue  # type: ignore[assignment]
+        self._hash_map = block_pool.cached_block_hash_to_block
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can hold content: all but the null block."""
+        return self._pool.num_gpu_blocks - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.free_queue.num_free_blocks
+
+    def guard_callbacks(self, guarded: Callable[..., Any]) -> None:
+        """Runs what allocation calls back under ``guarded(call, *args)``."""
+        queue = self.free_queue
+        queue.on_shortage = functools.partial(guarded, queue.on_shortage)
+        queue.on_reassigned = functools.partial(guarded, queue.on_reassigned)
+
+    def abandon(self) -> None:
+        """Makes every block ordinary and forgets whoever was listening."""
+        self.free_queue.detach()
+
+    def take_reset(self) -> bool:
+        """Whether the prefix cache was emptied since the last call.
+
+        vLLM tells a connector of some resets only, but it replaces the pool's hash
+        map on every one.
+        """
+        current = self._pool.cached_block_hash_to_block
+        was_reset = current is not self._hash_map
+        self._hash_map = current
+        return was_reset
+
+    def holds(
+        self, block_id: BlockId, block_hash: BlockHash, group_id: GroupId
+    ) -> bool:
+        expected = make_block_hash_with_group_id(VllmBlockHash(block_hash), group_id)
+        return self._blocks[block_id].block_hash == expected
+
+    def update_block_meta(
+        self,
+        *,
+        block_id: BlockId,
+        expected_block_hash: BlockHash,
+        group_id: GroupId,
+        placement: Placement | None,
+    ) -> BlockMetaUpdate:
+        if not 0 < block_id < len(self._blocks) or self._blocks[block_id].is_null:
+            return BlockMetaUpdate.REFUSED
+        if not self.holds(block_id, expected_block_hash, group_id):
+            return BlockMetaUpdate.STALE
+        self.free_queue.set_placement(self._blocks[block_id], placement)
+        return BlockMetaUpdate.UPDATED
+
+    def evict(self, *, block_id: BlockId, num_own_users: int) -> None:
+        block = self._blocks[block_id]
+        self.free_queue.next_in_line(block, when_freed=block.ref_cnt <= num_own_users)

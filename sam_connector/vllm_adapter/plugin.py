@@ -1,0 +1,55 @@
+"""Entry points that vLLM loads: our name in its registry, our call in its engine.
+
+Everything here is additive and idempotent: a connector name, and one method that
+``EngineCore`` does not have. No behaviour of vLLM's is replaced.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+CONNECTOR_NAME = "SAMConnector"
+
+#: Name of the engine utility the API server calls.
+UTILITY_NAME = "sam_control"
+
+
+def register() -> None:
+    """``vllm.general_plugins``: called in every process that vLLM starts."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.v1.engine.core import EngineCore
+
+    if CONNECTOR_NAME not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(
+            CONNECTOR_NAME, "sam_connector.connector.facade", CONNECTOR_NAME
+        )
+    if not hasattr(EngineCore, UTILITY_NAME):
+        setattr(EngineCore, UTILITY_NAME, _control)
+
+
+def _control(engine: EngineCore, payload: str) -> str | Future[str]:
+    """Answers one control call; runs on the engine's thread, between steps.
+
+    A ``Future`` defers the answer until an operation has ended.
+    """
+    from sam_connector.errors import SamError
+
+    connector = find_connector(getattr(engine.scheduler, "connector", None))
+    if connector is None:
+        raise SamError("no SAMConnector is configured in this engine")
+    answer: str | Future[str] = connector.scheduler_side.control(
+        payload, is_paused=engine.is_sleeping()
+    )
+    return answer
+
+
+def find_connector(connector: Any) -> Any | None:
+    """The bound ``SAMConnector``, itself or as a child of a ``MultiConnector``."""
+    for candidate in (connector, *getattr(connector, "sub_connectors", ())):
+        if getattr(candidate, "scheduler_side", None) is not None:
+            return candidate
+    return None
