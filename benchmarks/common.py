@@ -22,10 +22,12 @@ CACHE_DIR = REPO_ROOT / ".cache"
 TRACES_DIR = Path(__file__).resolve().parent / "traces"
 RESULTS_DIR = CACHE_DIR / "results"
 
-#: Works on a machine without a GPU; the engine ignores the CPU settings on one with.
+#: For a machine without a GPU; an engine with one ignores the CPU settings. Threads
+#: that spin while they wait cost a factor of five as soon as anything shares the CPU.
 SERVER_ENV: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_WAIT_POLICY": "passive",
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -44,14 +46,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def sam_flags(config: Mapping[str, object] | None = None) -> list[str]:
-    """The two flags that turn a stock server into ours."""
-    transfer = {
+def sam_flags(
+    config: Mapping[str, object] | None = None, *, by_module_path: bool = False
+) -> list[str]:
+    """The two flags that turn a stock server into ours.
+
+    Args:
+        config: settings of the connector.
+        by_module_path: name the connector's module instead of relying on the
+            installed entry point.
+    """
+    transfer: dict[str, object] = {
         "kv_connector": "SAMConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": dict(config or {}),
     }
+    if by_module_path:
+        transfer["kv_connector_module_path"] = "sam_connector.connector"
     return [
         "--kv-transfer-config",
         json.dumps(transfer),
@@ -60,11 +72,60 @@ def sam_flags(config: Mapping[str, object] | None = None) -> list[str]:
     ]
 
 
-class VllmServer:
-    """One vLLM API server in its own process group, killed whole at the end.
+class GuardedProcess:
+    """A process group that ends with this process, however this process ends.
 
-    Use it as a context manager, or call ``start`` and ``stop``. A guard process
-    kills the group also when this process is killed and can clean up nothing.
+    Args:
+        command: program and arguments.
+        log_path: file for its output.
+        env: its whole environment.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, log_path: Path, env: Mapping[str, str]
+    ) -> None:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log: IO[bytes] = log_path.open("wb")
+        self._process = subprocess.Popen(
+            command,
+            env=dict(env),
+            cwd=REPO_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        # The guard reads a pipe whose other end only this process holds: when this
+        # process is gone, killed or not, the pipe closes and the guard kills the group.
+        self._guard = subprocess.Popen(
+            ["sh", "-c", f"cat >/dev/null; kill -9 -{self._process.pid}"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Kill the whole group; safe to call again."""
+        self._guard.kill()
+        self._guard.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+
+class VllmServer:
+    """One real vLLM API server on a free local port.
+
+    Use it as a context manager, or call ``launch``, ``wait_healthy`` and ``stop``.
 
     Args:
         model: folder of the model.
@@ -96,29 +157,12 @@ class VllmServer:
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *args,
         ]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
+        self._process: GuardedProcess | None = None
 
     def launch(self) -> Self:
-        """Start the process and return at once; ``wait_healthy`` does the rest."""
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = self.log_path.open("wb")
-        self._process = subprocess.Popen(
-            self._command,
-            env=self._env,
-            cwd=REPO_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        # The pipe closes when this process ends, however it ends.
-        self._guard = subprocess.Popen(
-            ["sh", "-c", f"cat >/dev/null; kill -9 -- -{self._process.pid}"],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+        """Start the process and return at once."""
+        self._process = GuardedProcess(
+            self._command, log_path=self.log_path, env=self._env
         )
         return self
 
@@ -129,38 +173,24 @@ class VllmServer:
             ServerError: it exited, or the time is over.
         """
         deadline = time.monotonic() + self._start_timeout_s
-        while time.monotonic() < deadline:
-            if not self.is_running:
-                break
+        while self.is_running and time.monotonic() < deadline:
             with contextlib.suppress(urllib.error.URLError, OSError):
                 urllib.request.urlopen(f"{self.url}/health", timeout=2).close()
                 return self
             time.sleep(0.2)
-        tail = self.log_text()[-6000:]
+        state = "did not become healthy in time" if self.is_running else "exited"
         self.stop()
-        raise ServerError(f"server did not become healthy; end of its log:\n{tail}")
-
-    def start(self) -> Self:
-        return self.launch().wait_healthy()
+        tail = self.log_text()[-6000:]
+        raise ServerError(f"the server {state}; end of {self.log_path}:\n{tail}")
 
     def stop(self) -> None:
-        """Kill the whole process group; safe to call again."""
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-            self._guard = None
+        """Kill the server and all its processes; safe to call again."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+            self._process.kill()
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_running
 
     def log_text(self) -> str:
         if not self.log_path.exists():
@@ -168,7 +198,7 @@ class VllmServer:
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def __enter__(self) -> Self:
-        return self.start()
+        return self.launch().wait_healthy()
 
     def __exit__(
         self,

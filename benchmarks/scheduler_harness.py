@@ -27,7 +27,7 @@ import shutil
 import tempfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 VOCAB_SIZE = 32_000
+
+BlockHasher = Callable[[Request], list[BlockHash]]
 
 #: Short names for ``make_scheduler``: connector class and the module that has it.
 CONNECTORS: dict[str, tuple[str, str]] = {
@@ -130,6 +132,7 @@ def make_request(
     agent_hint: Mapping[str, Any] | None = None,
     block_size: int = 16,
     cache_salt: str | None = None,
+    prompt_hashes: Sequence[BlockHash] | None = None,
 ) -> Request:
     """Builds a request as the engine sees it, block hashes included.
 
@@ -137,8 +140,13 @@ def make_request(
         agent_hint: goes to ``kv_transfer_params["agent_hint"]``, the way a hint
             arrives with or without the middleware.
         block_size: must be the scheduler's.
+        prompt_hashes: ``block_hashes`` of an earlier request with this prompt, to
+            save hashing it again.
     """
     init_none_hash(sha256)
+    hasher = _block_hasher(block_size)
+    if prompt_hashes is not None:
+        hasher = _skip_prompt(hasher, prompt_hashes)
     extra_args = None
     if agent_hint is not None:
         extra_args = {"kv_transfer_params": {"agent_hint": dict(agent_hint)}}
@@ -153,7 +161,7 @@ def make_request(
         ),
         pooling_params=None,
         arrival_time=0.0,
-        block_hasher=_block_hasher(block_size),
+        block_hasher=hasher,
         session_id=session_id,
         cache_salt=cache_salt,
     )
@@ -162,6 +170,11 @@ def make_request(
 def sampled_token(request_id: str, position: int) -> int:
     """The fake model: what it says at ``position`` of ``request_id``."""
     return zlib.crc32(f"{request_id}:{position}".encode()) % VOCAB_SIZE
+
+
+def expected_output(request_id: str, num_prompt: int, max_tokens: int) -> list[int]:
+    """All that a request will be answered, whatever happens on the way."""
+    return [sampled_token(request_id, num_prompt + i) for i in range(max_tokens)]
 
 
 @dataclass(slots=True)
@@ -182,6 +195,15 @@ def launch(scheduler: Scheduler, worker: ConnectorWorker | None = None) -> Batch
     Must be followed by ``complete`` in the order of the launches.
     """
     scheduler_output = scheduler.schedule()
+    return Batch(scheduler_output, execute(scheduler, scheduler_output, worker))
+
+
+def execute(
+    scheduler: Scheduler,
+    scheduler_output: SchedulerOutput,
+    worker: ConnectorWorker | None = None,
+) -> ModelRunnerOutput:
+    """The fake model's answer to a step that was scheduled just now."""
     req_ids = list(scheduler_output.num_scheduled_tokens)
     tokens = []
     for req_id in req_ids:
@@ -192,13 +214,12 @@ def launch(scheduler: Scheduler, worker: ConnectorWorker | None = None) -> Batch
             if request.is_prefill_chunk
             else [sampled_token(req_id, request.num_computed_tokens)]
         )
-    model_output = ModelRunnerOutput(
+    return ModelRunnerOutput(
         req_ids=req_ids,
         req_id_to_index={req_id: i for i, req_id in enumerate(req_ids)},
         sampled_token_ids=tokens,
         kv_connector_output=worker(scheduler_output) if worker else None,
     )
-    return Batch(scheduler_output, model_output)
 
 
 def complete(scheduler: Scheduler, batch: Batch) -> dict[int, EngineCoreOutputs]:
@@ -315,8 +336,15 @@ def check_idle_pool(scheduler: Scheduler) -> None:
 
 
 @functools.cache
-def _block_hasher(block_size: int) -> Callable[[Request], list[BlockHash]]:
+def _block_hasher(block_size: int) -> BlockHasher:
     return get_request_block_hasher(block_size, sha256)
+
+
+def _skip_prompt(hasher: BlockHasher, prompt_hashes: Sequence[BlockHash]) -> BlockHasher:
+    def known_or_hashed(request: Request) -> list[BlockHash]:
+        return hasher(request) if request.block_hashes else list(prompt_hashes)
+
+    return known_or_hashed
 
 
 @functools.cache

@@ -32,9 +32,7 @@ def __getattr__(name: str) -> object:
     try:
         module = _LAZY[name]
     except KeyError:
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}"
-        ) from None
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     value = getattr(import_module(module), name)
     globals()[name] = value
     return value

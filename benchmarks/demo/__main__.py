@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
                 stack.callback(server.stop)
                 server.launch()
             outcomes = []
-            for hints, server in zip((False, True), servers, strict=True):
+            for server in servers:
                 server.wait_healthy()
             for hints, server in zip((False, True), servers, strict=True):
                 outcomes.append(
@@ -114,7 +114,7 @@ async def _drive(
 
 
 async def _warm_up(client: DemoClient) -> None:
-    """The first request of a server pays for lazy set-up; keep it out of the numbers."""
+    """A server's first requests pay for lazy set-up; keep that out of the numbers."""
     for length in (40, 400):
         await client.generate([7] * length, 2, None)
 

@@ -33,11 +33,11 @@ _SPECIAL_TOKENS = ("<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|
 class ModelSpec:
     """Geometry of the model; two equal specs give the same bytes on disk."""
 
-    hidden_size: int = 512
-    intermediate_size: int = 1376
-    num_layers: int = 8
-    num_heads: int = 8
-    num_kv_heads: int = 8
+    hidden_size: int = 384
+    intermediate_size: int = 1024
+    num_layers: int = 4
+    num_heads: int = 6
+    num_kv_heads: int = 6
     vocab_size: int = 1024
     max_position: int = 16384
     initializer_range: float = 0.2

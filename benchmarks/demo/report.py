@@ -78,19 +78,22 @@ def draw(pools: Mapping[str, PoolComparison], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     panels = (
-        ("ttft_mean_s", "mean TTFT (s)"),
-        ("cached_rate", "prompt tokens from cache"),
-        ("recomputed_tokens", "prompt tokens recomputed"),
+        ("ttft_mean_s", "mean TTFT (s)", ".2f"),
+        ("cached_rate", "prompt tokens from cache", ".1%"),
+        ("recomputed_tokens", "prompt tokens recomputed", ",d"),
     )
+    servers = ((-0.2, "stock", "#9aa5b1"), (0.2, "hints", "#2f6f9f"))
     figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.6))
-    for axis, (attribute, title) in zip(axes, panels, strict=True):
-        for shift, name, color in ((-0.2, "stock", "#9aa5b1"), (0.2, "hints", "#2f6f9f")):
+    for axis, (attribute, title, form) in zip(axes, panels, strict=True):
+        for shift, name, color in servers:
             heights = [
                 getattr(getattr(pool, name), attribute) for pool in pools.values()
             ]
             places = [place + shift for place in range(len(heights))]
             bars = axis.bar(places, heights, width=0.38, color=color, label=name)
-            axis.bar_label(bars, [f"{height:,.3g}" for height in heights], fontsize=8)
+            axis.bar_label(
+                bars, [format(height, form) for height in heights], fontsize=8
+            )
         axis.set_title(title, fontsize=10)
         axis.set_xticks(range(len(pools)), [pool.label for pool in pools.values()])
         axis.spines[["top", "right"]].set_visible(False)

@@ -202,9 +202,8 @@ def _order(
     if not own and row.parent:
         related += [j for j in earlier if rows[j].session == row.parent]
     if not own and not row.parent:
-        related += [
-            j for j in earlier if rows[j].parent is None and j == last_index[rows[j].session]
-        ]
+        leads = (j for j in earlier if rows[j].parent is None)
+        related += [j for j in leads if j == last_index[rows[j].session]]
     ended = tuple(j for j in related if rows[j].end_s <= row.start_s)
     if ended:
         return ended, None, max(rows[j].end_s for j in ended)

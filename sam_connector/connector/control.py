@@ -117,11 +117,7 @@ class ControlService:
             case wire.ListSessions():
                 reply = self._list_sessions(host, command)
             case wire.SetLease():
-                key = SessionKey(command.tenant, command.session_id)
-                found = host.manager.set_lease(key, command.ttl, host.now())
-                reply = wire.success(
-                    {"session_id": command.session_id, "ttl": command.ttl}, found=found
-                )
+                reply = self._set_lease(host, command)
             case wire.FreeSession():
                 key = SessionKey(command.tenant, command.session_id)
                 num_freed = host.manager.free_session(key, tree=command.tree)
@@ -162,6 +158,16 @@ class ControlService:
             },
             found=found,
         ).encode()
+
+    def _set_lease(self, host: SamHost, command: wire.SetLease) -> wire.Reply:
+        key = SessionKey(command.tenant, command.session_id)
+        status = host.manager.set_lease(key, command.ttl, host.now())
+        if status is None:
+            return wire.success(None, found=False)
+        result = {"session_id": key.session_id, "ttl": command.ttl, "status": status}
+        if status is not EditStatus.COMPLETED:
+            result["reason"] = "the protected share of the cache is used up"
+        return wire.success(result)
 
     def _get_session(self, host: SamHost, command: wire.GetSession) -> wire.Reply:
         host.settle()

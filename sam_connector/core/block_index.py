@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from sam_connector.core.retention import Retention, Segment
-from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId
+from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId, Zone
 from sam_connector.errors import IntegrityError
 
 
@@ -99,6 +99,33 @@ class BlockIndex:
             for segment in self.path(holder, group_id)
             if holder in segment.deadlines
         )
+
+    def num_held(self, holder: Holder, group_id: GroupId) -> int:
+        """Blocks the holder holds: its length less the ranges given up."""
+        return sum(
+            len(segment.hashes)
+            for segment in self.path(holder, group_id)
+            if holder in segment.deadlines
+        )
+
+    def leased_prefix(self, holder: Holder, group_id: GroupId) -> int:
+        """Blocks from the start before the first that the holder has no lease on."""
+        for segment in self.path(holder, group_id):
+            if not segment.deadlines.get(holder):
+                return segment.start
+        return self.length(holder, group_id)
+
+    def num_unprotected(
+        self, holder: Holder, group_id: GroupId, num_blocks: int | None = None
+    ) -> int:
+        """Resident blocks that a lease on the first ``num_blocks`` would add."""
+        total = 0
+        for segment in self.path(holder, group_id):
+            if num_blocks is not None and segment.start >= num_blocks:
+                break
+            if holder in segment.deadlines and segment.zone is not Zone.C:
+                total += segment.num_resident
+        return total
 
     # --- changes --------------------------------------------------------------
 

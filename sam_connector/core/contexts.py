@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from sam_connector.core.block_index import BlockIndex
 from sam_connector.core.limits import Limits
+from sam_connector.core.retention import Retention
 from sam_connector.core.session_index import Context, Session, SessionIndex
 from sam_connector.core.session_tree import SessionTree
 from sam_connector.core.tiers import ContextBlocks
@@ -47,12 +48,20 @@ class ContextBook:
     Args:
         index: who holds what.
         leases: deadlines.
+        retention: asked how much may still be protected.
         limits: bounds.
     """
 
-    def __init__(self, index: BlockIndex, leases: LeaseTable, limits: Limits) -> None:
+    def __init__(
+        self,
+        index: BlockIndex,
+        leases: LeaseTable,
+        retention: Retention,
+        limits: Limits,
+    ) -> None:
         self.index = index
         self.leases = leases
+        self._retention = retention
         self.limits = limits
         self.sessions = SessionIndex()
         self.tree = SessionTree(limits.max_tree_depth)
@@ -144,11 +153,22 @@ class ContextBook:
             )
             for group_id, chain in chains.items()
         }
-        num_added = sum(targets.values()) - sum(lengths.values())
+        # More than the growth if a range in the middle was given up before.
+        num_added = sum(
+            target - self.index.num_held(context, group_id)
+            for group_id, target in targets.items()
+        )
         if num_added > 0 and not self._make_room(num_added, context.session):
             self.num_contexts_dropped += 1
             return
+        # New blocks come under the lease there is, as long as that has room.
+        has_room = not context.deadline or self._retention.has_room(
+            num_added + self._num_unprotected(context, context.protect_blocks)
+        )
         for group_id, chain in chains.items():
+            num_leased = context.protect_blocks
+            if not has_room:
+                num_leased = self.index.leased_prefix(context, group_id)
             self.index.hold(
                 context,
                 group_id,
@@ -156,7 +176,7 @@ class ContextBook:
                 chain.block_ids,
                 targets[group_id],
                 deadline=context.deadline,
-                num_leased=context.protect_blocks,
+                num_leased=num_leased,
             )
 
     def touch(self, context: Context, now: float) -> None:
@@ -172,12 +192,23 @@ class ContextBook:
 
     def lease(
         self, context: Context, deadline: float, protect_blocks: int | None
-    ) -> None:
-        """Protects the context (or its first blocks) until ``deadline``."""
+    ) -> bool:
+        """Protects the context (or its first blocks) until ``deadline``.
+
+        All of it or nothing: half a context saves less than half its prefill. A
+        refused context keeps what it had.
+
+        Returns:
+            False if the protected share of the pool has no room for it.
+        """
+        num_added = self._num_unprotected(context, protect_blocks)
+        if not self._retention.has_room(num_added):
+            return False
         self.leases.grant(context, deadline)
         context.protect_blocks = protect_blocks
         self._apply_deadline(context)
         self.sessions.touch(context.session)
+        return True
 
     def end_lease(self, context: Context, now: float) -> None:
         """Takes the protection away; the context stays known."""
@@ -223,6 +254,12 @@ class ContextBook:
             self.index.set_deadline(
                 context, group_id, context.deadline, num_blocks=context.protect_blocks
             )
+
+    def _num_unprotected(self, context: Context, protect_blocks: int | None) -> int:
+        return sum(
+            self.index.num_unprotected(context, group_id, protect_blocks)
+            for group_id in context.leaves
+        )
 
     def _oldest_expendable(self, session: Session, size: int) -> Context | None:
         for context in session.contexts:

@@ -55,6 +55,7 @@ class EditController:
         book: sessions and contexts.
         tiers: asked at every call, since tiers may appear after start-up.
         ranges_enabled: whether edits may name a range.
+        id_prefix: of operation ids.
     """
 
     def __init__(
@@ -63,11 +64,12 @@ class EditController:
         tiers: Callable[[], Sequence[SupportsSessionAwareKVManagement]],
         *,
         ranges_enabled: bool,
+        id_prefix: str = "op",
     ) -> None:
         self._book = book
         self._tiers = tiers
         self._ranges_enabled = ranges_enabled
-        self.operations = OperationTable(book.limits.max_operations)
+        self.operations = OperationTable(book.limits.max_operations, id_prefix)
         self._offloading: dict[str, list[_Claim]] = {}
         self.counts: Counter[str] = Counter()
 
@@ -110,10 +112,9 @@ class EditController:
         return self._delegate(session, edit.type, target)
 
     def _target(self, session: Session, edit: Edit) -> _Target | EditResult:
-        if not edit.is_ranged:
-            return _Target(tuple(session.contexts))
         start, end = edit.block_start, edit.block_end
-        assert start is not None
+        if start is None and end is None:
+            return _Target(tuple(session.contexts))
         if not self._ranges_enabled:
             return EditResult(
                 type=edit.type,
@@ -125,7 +126,7 @@ class EditController:
         length = 0
         if context is not None and context.leaves:
             length = max(leaf.end for leaf in context.leaves.values())
-        if end is None or not 0 <= start < end:
+        if start is None or end is None or not 0 <= start < end:
             reason = f"[{start}, {end}) is not a half-open range of blocks"
         elif context is None or end > length:
             reason = f"[{start}, {end}) exceeds the context of {length} blocks"

@@ -19,7 +19,6 @@ class Limits:
         max_ttl_s: longest lease.
         idle_ttl_s: how long a context without a lease is remembered unused.
         max_protected_fraction: share of the pool that may be under a deadline.
-        max_blocks_per_step: blocks moved between zones in one engine step.
         max_expiries_per_step: contexts expired in one engine step.
     """
 
@@ -32,5 +31,4 @@ class Limits:
     max_ttl_s: float = 3_600.0
     idle_ttl_s: float = 3_600.0
     max_protected_fraction: float = 0.8
-    max_blocks_per_step: int = 1_024
     max_expiries_per_step: int = 256

@@ -57,14 +57,14 @@ class SessionAwareManager:
     """Sessions, and what they mean for the order of free blocks.
 
     Args:
-        pool: the engine's block pool.
+        pool: the engine's block pool. If its free queue does not enforce claims,
+            everything is accounted and nothing decided (the RFC's shadow mode).
         num_blocks: its size.
         limits: bounds.
         now: monotonic seconds.
         tiers: connectors to drive; asked whenever one is needed.
         ranges_enabled: whether block ranges in hints have an effect.
-        enforce: whether anything is decided; if not, everything is accounted as if
-            (the RFC's shadow mode).
+        id_prefix: of operation ids; tells the engines of one server apart.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SessionAwareManager:
         now: float,
         tiers: Callable[[], Sequence[SupportsSessionAwareKVManagement]] = tuple,
         ranges_enabled: bool = False,
-        enforce: bool = True,
+        id_prefix: str = "op",
     ) -> None:
         self._limits = limits
         self._ranges_enabled = ranges_enabled
@@ -85,15 +85,17 @@ class SessionAwareManager:
             pool,
             num_blocks=num_blocks,
             max_protected=int(num_blocks * limits.max_protected_fraction),
-            enforce=enforce,
         )
         self._index = BlockIndex(self._retention)
         self._leases = LeaseTable(idle_ttl_s=limits.idle_ttl_s, now=now)
-        self._book = ContextBook(self._index, self._leases, limits)
-        self._edits = EditController(self._book, tiers, ranges_enabled=ranges_enabled)
+        self._book = ContextBook(self._index, self._leases, self._retention, limits)
+        self._edits = EditController(
+            self._book, tiers, ranges_enabled=ranges_enabled, id_prefix=id_prefix
+        )
         self._requests: dict[str, _RequestRecord] = {}
         self._num_hinted = 0
         self._num_granted = 0
+        self._num_refused = 0
         self._num_expired = 0
         self._num_rejected = 0
         self._tier_counts = dict.fromkeys(TierEventType, 0)
@@ -104,7 +106,7 @@ class SessionAwareManager:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do or to know."""
-        return not (self._leases or self._requests or self._retention.has_pending_work)
+        return not (self._leases or self._requests)
 
     def tracks(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -195,22 +197,32 @@ class SessionAwareManager:
             ]
         return self._edits.apply(key, edits)
 
-    def set_lease(self, key: SessionKey, ttl_s: float, now: float) -> bool:
+    def set_lease(
+        self, key: SessionKey, ttl_s: float, now: float
+    ) -> EditStatus | None:
         """Leases all contexts of a session for ``ttl_s``; 0 ends their leases.
 
         Returns:
-            Whether the session is known.
+            COMPLETED, or PARTIAL or REJECTED if the protected share of the pool has
+            no room for some or any of them; ``None`` for an unknown session.
         """
         self.advance(now)
         session = self._book.sessions.get(key)
         if session is None:
-            return False
-        for context in list(session.contexts):
-            if ttl_s > 0:
-                self._lease(context, now + self._ttl(ttl_s), context.protect_blocks)
-            else:
+            return None
+        contexts = list(session.contexts)
+        if ttl_s <= 0:
+            for context in contexts:
                 self._book.end_lease(context, now)
-        return True
+            return EditStatus.COMPLETED
+        deadline = now + self._ttl(ttl_s)
+        num_leased = sum(
+            self._lease(context, deadline, context.protect_blocks)
+            for context in contexts
+        )
+        if num_leased == len(contexts):
+            return EditStatus.COMPLETED
+        return EditStatus.PARTIAL if num_leased else EditStatus.REJECTED
 
     def free_session(self, key: SessionKey, *, tree: bool = False) -> int:
         """Forgets a session, with ``tree`` its descendants first.
@@ -241,8 +253,6 @@ class SessionAwareManager:
             now, self._limits.max_expiries_per_step
         ):
             self._expire(context, now)
-        if self._retention.has_pending_work:
-            self._retention.sweep(self._limits.max_blocks_per_step)
         for tier in self._tiers():
             for event in tier.take_session_events():
                 self._on_tier_event(event)
@@ -255,12 +265,13 @@ class SessionAwareManager:
             now: monotonic seconds.
         """
         wanted = self._retention.num_unclaimed + num_blocks
-        while (missing := wanted - self._retention.num_unclaimed) > 0:
-            expired = self._leases.take_expired(now, 1)
-            for context in expired:
-                self._expire(context, now)
-            if not self._retention.sweep(max(missing, 64)) and not expired:
+        for _ in range(self._limits.max_expiries_per_step):
+            if self._retention.num_unclaimed >= wanted:
                 return
+            expired = self._leases.take_expired(now, 1)
+            if not expired:
+                return
+            self._expire(expired[0], now)
 
     def on_cache_reset(self) -> None:
         """The engine's prefix cache was emptied: no block holds anything now."""
@@ -300,13 +311,12 @@ class SessionAwareManager:
             running_requests=len(self._requests),
             claimed_blocks=retention.num_claimed,
             protected_blocks=retention.num_protected,
-            pending_sweep=retention.has_pending_work,
             hinted_requests=self._num_hinted,
             leases_granted=self._num_granted,
             leases_expired=self._num_expired,
             leases_broken=retention.num_reassigned[Zone.C],
             claims_broken=retention.num_reassigned[Zone.B],
-            protection_refused=retention.num_capped,
+            leases_refused=self._num_refused,
             sessions_dropped=book.num_sessions_dropped,
             contexts_dropped=book.num_contexts_dropped,
             contexts_superseded=book.num_superseded,
@@ -410,20 +420,22 @@ class SessionAwareManager:
 
     def _lease(
         self, context: Context, deadline: float, protect_blocks: int | None
-    ) -> None:
-        self._num_granted += 1
-        self._book.lease(
+    ) -> bool:
+        granted = self._book.lease(
             context, deadline, protect_blocks if self._ranges_enabled else None
         )
+        self._num_granted += granted
+        self._num_refused += not granted
+        return granted
 
     def _expire(self, context: Context, now: float) -> None:
-        if context.deadline:
-            self._num_expired += 1
-        if context.num_active:
+        """A lease ends with its time, a context without one when long unused."""
+        if context.deadline or context.num_active:
+            self._num_expired += bool(context.deadline)
             self._book.end_lease(context, now)
-            return
-        self._book.drop(context)
-        self._book.drop_if_empty(context.session)
+        else:
+            self._book.drop(context)
+            self._book.drop_if_empty(context.session)
 
     def _register_in_tiers(
         self, request_id: str, session: Session, context: Context

@@ -12,9 +12,11 @@ class OperationTable:
 
     Args:
         max_operations: most operations remembered, finished ones included.
+        prefix: of every id; tells the engines of one server apart.
     """
 
-    def __init__(self, max_operations: int) -> None:
+    def __init__(self, max_operations: int, prefix: str = "op") -> None:
+        self._prefix = prefix
         self._max_operations = max_operations
         self._num_started = 0
         self._operations: OrderedDict[str, tuple[SessionKey, EditResult]] = (
@@ -26,7 +28,7 @@ class OperationTable:
 
     def new_id(self) -> str:
         self._num_started += 1
-        return f"op-{self._num_started}"
+        return f"{self._prefix}-{self._num_started}"
 
     def record(self, session: SessionKey, result: EditResult) -> None:
         """Files the first or a later state of an operation under its id."""

@@ -1,25 +1,21 @@
-"""From "who holds this content" to "where does its free block belong".
+"""From "who holds this content" to "where do its free blocks belong".
 
 The RFC keeps two numbers per block, ``session_ref_cnt`` and ``ttl_expire_at``.
 Blocks held by exactly the same contexts always have the same two numbers, so they
-are kept once per run of such blocks (a ``Segment``); renewing the lease of a
-4,096-block context is one assignment. What a block needs of its own is a reference
-to its owner's placement and its index in the context.
-
-When an owner changes zones its free blocks have to move. That is done in the
-background, a bounded number per step (``sweep``), sooner if the pool runs short.
+are kept once per such group of blocks, a ``Segment``, and so is the claim that the
+free list knows them by. Renewing or ending the lease of a 4,096-block context is one
+operation; what a block needs of its own is a reference and an index.
 """
 
 from __future__ import annotations
 
 import enum
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId, Zone
-from sam_connector.core.zoned_queue import Placement, ZonedFreeQueue
+from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
 from sam_connector.errors import IntegrityError
 
 
@@ -34,8 +30,14 @@ class BlockMetaUpdate(enum.Enum):
 
 
 class BlockPoolPort(Protocol):
-    """The engine's block pool as the core sees it."""
+    """The engine's block pool as the core sees it.
 
+    Attributes:
+        blocks: every block by id, as ``ZonedFreeQueue`` takes them.
+        free_queue: the free ones among them.
+    """
+
+    blocks: Sequence[Any]
     free_queue: ZonedFreeQueue
 
     def update_block_meta(
@@ -44,20 +46,19 @@ class BlockPoolPort(Protocol):
         block_id: BlockId,
         expected_block_hash: BlockHash,
         group_id: GroupId,
-        placement: Placement | None,
+        claim: Claim,
     ) -> BlockMetaUpdate:
         """The one guarded door to a block's metadata.
 
-        Changes the placement only if the slot still holds the expected content;
-        never touches the reference count of active requests.
+        Puts the block under ``claim`` only if the slot still holds the expected
+        content; never touches the reference count of active requests.
         """
         ...
 
-    def evict(self, *, block_id: BlockId, num_own_users: int) -> None:
-        """Ends the claim on a block and makes it next to be reused.
+    def reuse_when_freed(self, block_id: BlockId, *, num_own_users: int) -> None:
+        """Makes a block in use next to be reused once it is free.
 
-        A block in use is never touched: if ``num_own_users`` are all its users
-        it follows when they are done, otherwise it becomes ordinary.
+        Does nothing unless ``num_own_users`` are all the users it has.
         """
         ...
 
@@ -75,18 +76,22 @@ class Segment:
 
     Attributes:
         start: logical index of the first block in every context that has it.
+        hashes: content of each block.
         block_ids: resident copy of each block, 0 where there is none.
+        num_resident: how many have one.
         deadlines: the contexts that hold the segment, each with the deadline of
             its lease in monotonic seconds, 0 for none.
         num_sessions: distinct sessions among them (RFC: ``session_ref_cnt``).
-        num_leaves: contexts that end here, whether or not they still hold it.
         expire_at: the latest of the deadlines (RFC: ``ttl_expire_at``).
+        num_leaves: contexts that end here, whether or not they still hold it.
         zone: where its free blocks belong; ``None`` while nobody holds it.
+        was_shared: more than one session has held it at a time.
     """
 
     __slots__ = (
         "block_ids",
         "children",
+        "claim",
         "deadlines",
         "expire_at",
         "group_id",
@@ -95,9 +100,8 @@ class Segment:
         "num_resident",
         "num_sessions",
         "parent",
-        "placement",
         "start",
-        "sweep",
+        "was_shared",
         "zone",
     )
 
@@ -111,72 +115,49 @@ class Segment:
         self.num_resident = 0
         self.deadlines: dict[Any, float] = {}
         self.num_sessions = 0
-        self.num_leaves = 0
         self.expire_at = 0.0
+        self.num_leaves = 0
         self.zone: Zone | None = None
-        self.placement: Placement | None = None
-        self.sweep: _Sweep | None = None
+        self.was_shared = False
+        self.claim: Claim | None = None
 
     @property
     def end(self) -> int:
         return self.start + len(self.hashes)
 
 
-class _Sweep:
-    """Progress of moving one segment's free blocks to where they belong."""
-
-    __slots__ = ("front", "num_own_users", "num_swept", "size")
-
-    def __init__(self, size: int, *, front: bool, num_own_users: int) -> None:
-        #: Blocks that come later have the right placement from the start.
-        self.size = size
-        self.front = front
-        self.num_own_users = num_own_users
-        self.num_swept = 0
-
-
 class Retention:
-    """Zones of segments, and the background work of moving their blocks.
+    """Zones of segments, and which blocks are their resident copies.
 
     Args:
         pool: the engine's block pool.
         num_blocks: its size.
         max_protected: most blocks that may be in zone C at once.
-        enforce: whether zones have any effect; off in shadow mode, where
-            everything is accounted and nothing is decided.
     """
 
     def __init__(
-        self,
-        pool: BlockPoolPort,
-        *,
-        num_blocks: int,
-        max_protected: int,
-        enforce: bool = True,
+        self, pool: BlockPoolPort, *, num_blocks: int, max_protected: int
     ) -> None:
         self._pool = pool
+        self._queue = pool.free_queue
         self._max_protected = max_protected
-        self._enforce = enforce
         self._index_of = array("I", bytes(4 * num_blocks))
-        self._pending: deque[Segment] = deque()
         #: Resident blocks that some session holds, each counted once.
         self.num_claimed = 0
         #: Those of them under a live deadline.
         self.num_protected = 0
         #: Claimed blocks handed out to requests, by the zone they were in.
         self.num_reassigned = {Zone.B: 0, Zone.C: 0}
-        #: Times protection was refused because the pool's share was used up.
-        self.num_capped = 0
-        pool.free_queue.on_reassigned = self._on_reassigned
-
-    @property
-    def has_pending_work(self) -> bool:
-        return bool(self._pending)
+        self._queue.on_reassigned = self._on_reassigned
 
     @property
     def num_unclaimed(self) -> int:
         """Free blocks in zone A."""
-        return self._pool.free_queue.num_unclaimed
+        return self._queue.num_unclaimed
+
+    def has_room(self, num_blocks: int) -> bool:
+        """Whether so many more blocks may be protected."""
+        return self.num_protected + num_blocks <= self._max_protected
 
     def attach(self, segment: Segment, index: int, block_id: BlockId) -> bool:
         """Records ``block_id`` as the resident copy of a segment's block.
@@ -191,22 +172,21 @@ class Retention:
             if self._pool.holds(recorded, block_hash, group_id):
                 return True
             self._forget(segment, offset)
-        if block_id == NULL_BLOCK_ID or segment.zone is None:
+        if block_id == NULL_BLOCK_ID or segment.claim is None:
             return False
-        if segment.zone is Zone.C and self.num_protected >= self._max_protected:
-            self.num_capped += 1
+        if segment.zone is Zone.C and not self.has_room(1):
             return False
         owner = self._owner_of(block_id)
-        if owner is not None:
-            self._forget(*owner)
         update = self._pool.update_block_meta(
             block_id=block_id,
             expected_block_hash=block_hash,
             group_id=group_id,
-            placement=segment.placement,
+            claim=segment.claim,
         )
         if update is not BlockMetaUpdate.UPDATED:
             return False
+        if owner is not None:
+            self._forget(*owner)
         self._index_of[block_id] = index
         segment.block_ids[offset] = block_id
         segment.num_resident += 1
@@ -216,34 +196,35 @@ class Retention:
     def refresh(
         self, segment: Segment, *, front: bool = False, num_own_users: int = 0
     ) -> None:
-        """Brings a segment's placement in line with who holds it. O(1).
+        """Brings a segment's claim in line with who holds it.
+
+        O(1), unless blocks are given up while requests of their session run.
 
         Args:
             segment: the segment whose holders or deadlines changed.
             front: if nobody holds it any more, make its blocks next to be reused.
+                Not so where several sessions had them: a prefix that agents share
+                is likely to be used by the next.
             num_own_users: active requests of the session that gave it up.
         """
-        old, new = segment.zone, self._zone_of(segment)
-        if old is new:
-            return
+        old, new = segment.zone, _zone_of(segment)
+        segment.was_shared |= segment.num_sessions > 1
         self._count(segment, -segment.num_resident)
         segment.zone = new
+        if new is None:
+            if old is not None:
+                self._give_up(segment, front and not segment.was_shared, num_own_users)
+            return
         self._count(segment, segment.num_resident)
-        segment.placement = self._placement_of(segment)
-        if segment.num_resident or segment.sweep is not None:
-            if segment.sweep is None:
-                self._pending.append(segment)
-            segment.sweep = _Sweep(
-                len(segment.block_ids),
-                front=front and new is None and self._enforce,
-                num_own_users=num_own_users,
-            )
+        if segment.claim is None:
+            segment.claim = self._queue.open_claim(segment, new, segment.expire_at)
+        else:
+            self._queue.move_claim(segment.claim, new, segment.expire_at)
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Moves the blocks before logical index ``at`` to a new segment above.
 
-        The blocks keep the placement they have, so its owner may be a segment
-        below theirs; ``_locate`` walks up. No work per block but two list slices.
+        Costs the size of the smaller half, once per fork.
         """
         upper = Segment(segment.group_id, segment.parent, segment.start)
         cut = at - segment.start
@@ -258,130 +239,87 @@ class Retention:
         upper.num_sessions = segment.num_sessions
         upper.expire_at = segment.expire_at
         upper.zone = segment.zone
-        upper.placement = self._placement_of(upper)
+        upper.was_shared = segment.was_shared
         upper.children = {segment.hashes[0]: segment}
         segment.parent, segment.start = upper, at
-        if segment.sweep is not None:
-            # Starts over in both halves; what was swept already costs a look.
-            for half in (upper, segment):
-                half.sweep = _Sweep(
-                    len(half.block_ids),
-                    front=segment.sweep.front,
-                    num_own_users=segment.sweep.num_own_users,
-                )
-            self._pending.append(upper)
+        if segment.claim is not None:
+            self._split_claim(upper, segment, segment.claim)
         return upper
 
-    def sweep(self, max_blocks: int) -> int:
-        """Moves up to ``max_blocks`` blocks to where they belong; returns how many.
-
-        A context's tail ends up before its prefix, as in vLLM's own order.
-        """
-        remaining = max_blocks
-        while self._pending and remaining > 0:
-            segment = self._pending[0]
-            sweep = segment.sweep
-            assert sweep is not None
-            stop = min(sweep.size, sweep.num_swept + remaining)
-            for position in range(sweep.num_swept, stop):
-                offset = position if sweep.front else sweep.size - 1 - position
-                if segment.block_ids[offset] != NULL_BLOCK_ID:
-                    self._sweep_block(segment, offset, sweep)
-            remaining -= stop - sweep.num_swept
-            sweep.num_swept = stop
-            if stop == sweep.size:
-                segment.sweep = None
-                self._pending.popleft()
-        return max_blocks - remaining
-
     def clear(self) -> None:
-        """Forgets all claims, e.g. because the prefix cache was reset. O(pool)."""
-        self._pool.free_queue.unclaim_all()
-        self._pending.clear()
+        """Forgets all claims, because the prefix cache was reset. O(pool)."""
+        self._queue.unclaim_all()
         self.num_claimed = self.num_protected = 0
 
     # --- internals ------------------------------------------------------------
-
-    def _zone_of(self, segment: Segment) -> Zone | None:
-        if not segment.deadlines:
-            return None
-        if segment.expire_at <= 0.0:
-            return Zone.B
-        if segment.zone is Zone.C:
-            return Zone.C
-        if self.num_protected + segment.num_resident > self._max_protected:
-            self.num_capped += 1
-            return Zone.B
-        return Zone.C
-
-    def _placement_of(self, segment: Segment) -> Placement | None:
-        if segment.zone is None:
-            return None
-        return Placement(segment.zone if self._enforce else Zone.A, segment)
 
     def _count(self, segment: Segment, num_blocks: int) -> None:
         if segment.zone is not None:
             self.num_claimed += num_blocks
             self.num_protected += num_blocks * (segment.zone is Zone.C)
 
-    def _sweep_block(self, segment: Segment, offset: int, sweep: _Sweep) -> None:
-        block_id = segment.block_ids[offset]
-        if sweep.front:
-            segment.block_ids[offset] = NULL_BLOCK_ID
-            segment.num_resident -= 1
-            self._pool.evict(block_id=block_id, num_own_users=sweep.num_own_users)
-            return
-        update = self._pool.update_block_meta(
-            block_id=block_id,
-            expected_block_hash=segment.hashes[offset],
-            group_id=segment.group_id,
-            placement=segment.placement,
-        )
-        if update is not BlockMetaUpdate.UPDATED:
-            # The content went without a reassignment; the claim goes with it.
-            if self._owner_of(block_id) == (segment, offset):
-                self._pool.evict(block_id=block_id, num_own_users=0)
-            self._forget(segment, offset)
-        elif segment.zone is None:
-            segment.block_ids[offset] = NULL_BLOCK_ID
-            segment.num_resident -= 1
+    def _give_up(self, segment: Segment, front: bool, num_own_users: int) -> None:
+        claim = segment.claim
+        assert claim is not None
+        in_use = segment.num_resident - claim.num_free
+        self._queue.end_claim(claim, front=front)
+        if front and num_own_users and in_use and self._queue.enforce:
+            for block_id in segment.block_ids:
+                if block_id != NULL_BLOCK_ID:
+                    self._pool.reuse_when_freed(block_id, num_own_users=num_own_users)
+        segment.claim = None
+        segment.block_ids = [NULL_BLOCK_ID] * len(segment.block_ids)
+        segment.num_resident = 0
 
-    def _locate(self, block_id: BlockId, placement: Placement) -> tuple[Segment, int]:
-        segment: Segment = placement.owner
-        index = self._index_of[block_id]
-        while index < segment.start:
-            assert segment.parent is not None
-            segment = segment.parent
-        return segment, index - segment.start
+    def _split_claim(self, upper: Segment, lower: Segment, claim: Claim) -> None:
+        """Leaves the claim with the larger half and opens one for the other.
+
+        Tail before prefix, as everywhere.
+        """
+        stays, moves = upper, lower
+        if len(upper.block_ids) < len(lower.block_ids):
+            stays, moves = lower, upper
+        stays.claim, claim.owner = claim, stays
+        blocks = [
+            self._pool.blocks[block_id]
+            for block_id in reversed(moves.block_ids)
+            if block_id != NULL_BLOCK_ID
+        ]
+        moves.claim = self._queue.split_claim(
+            claim, blocks, owner=moves, before=moves is lower
+        )
 
     def _owner_of(self, block_id: BlockId) -> tuple[Segment, int] | None:
         """The segment, and the offset in it, that has this block as its copy."""
-        placement = self._pool.free_queue.placements[block_id]
-        if placement is None or placement.owner is None:
+        claim = self._queue.claims[block_id]
+        if claim is None or claim.owner is None:
             return None
-        segment, offset = self._locate(block_id, placement)
+        segment: Segment = claim.owner
+        offset = self._index_of[block_id] - segment.start
+        if not 0 <= offset < len(segment.block_ids):
+            return None
         return (segment, offset) if segment.block_ids[offset] == block_id else None
 
     def _forget(self, segment: Segment, offset: int) -> None:
         """Drops a resident copy that is gone or belongs to another segment."""
-        if segment.block_ids[offset] == NULL_BLOCK_ID:
-            return
-        segment.block_ids[offset] = NULL_BLOCK_ID
-        segment.num_resident -= 1
-        self._count(segment, -1)
+        if segment.block_ids[offset] != NULL_BLOCK_ID:
+            segment.block_ids[offset] = NULL_BLOCK_ID
+            segment.num_resident -= 1
+            self._count(segment, -1)
 
-    def _on_reassigned(self, node: Any, placement: Placement) -> None:
-        segment, offset = self._locate(node.block_id, placement)
-        if segment.block_ids[offset] == node.block_id:
+    def _on_reassigned(self, block: Any, claim: Claim) -> None:
+        segment: Segment = claim.owner
+        offset = self._index_of[block.block_id] - segment.start
+        in_segment = 0 <= offset < len(segment.block_ids)
+        if in_segment and segment.block_ids[offset] == block.block_id:
             self._forget(segment, offset)
             if segment.zone is not None:
                 self.num_reassigned[segment.zone] += 1
 
     def check_integrity(self, segments: Sequence[Segment]) -> None:
         """Checks the accounts against ``segments``, all that are in the index."""
-        held = [segment for segment in segments if segment.zone is not None]
-        claimed = sum(segment.num_resident for segment in held)
-        protected = sum(s.num_resident for s in held if s.zone is Zone.C)
+        claimed = sum(s.num_resident for s in segments if s.zone is not None)
+        protected = sum(s.num_resident for s in segments if s.zone is Zone.C)
         if (claimed, protected) != (self.num_claimed, self.num_protected):
             raise IntegrityError(
                 f"{claimed} claimed, {protected} protected; "
@@ -389,24 +327,25 @@ class Retention:
             )
         owners: dict[BlockId, Segment] = {}
         for segment in segments:
-            resident = [b for b in segment.block_ids if b != NULL_BLOCK_ID]
-            if len(resident) != segment.num_resident:
-                raise IntegrityError(f"segment at {segment.start}: resident count")
+            if segment.zone is not _zone_of(segment):
+                raise IntegrityError(f"segment at {segment.start}: wrong zone")
+            if (segment.claim is None) != (segment.zone is None):
+                raise IntegrityError(f"segment at {segment.start}: claim")
             for offset, block_id in enumerate(segment.block_ids):
                 if block_id == NULL_BLOCK_ID:
                     continue
                 if block_id in owners:
                     raise IntegrityError(f"block {block_id} has two owners")
                 owners[block_id] = segment
-                placement = self._pool.free_queue.placements[block_id]
-                if segment.sweep is None and placement is None:
-                    raise IntegrityError(f"block {block_id} lost its placement")
-                if placement is not None and self._locate(block_id, placement) != (
-                    segment,
-                    offset,
-                ):
-                    raise IntegrityError(f"block {block_id} is placed elsewhere")
-                zone = None if placement is None else placement.zone
-                if segment.sweep is None and segment.placement is not None:
-                    if zone is not segment.placement.zone:
-                        raise IntegrityError(f"block {block_id} is in zone {zone}")
+                if self._owner_of(block_id) != (segment, offset):
+                    raise IntegrityError(f"block {block_id} is claimed elsewhere")
+            if len(segment.block_ids) - segment.block_ids.count(
+                NULL_BLOCK_ID
+            ) != segment.num_resident or len(segment.hashes) != len(segment.block_ids):
+                raise IntegrityError(f"segment at {segment.start}: resident count")
+
+
+def _zone_of(segment: Segment) -> Zone | None:
+    if not segment.deadlines:
+        return None
+    return Zone.C if segment.expire_at > 0.0 else Zone.B

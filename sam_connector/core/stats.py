@@ -17,13 +17,12 @@ class Stats:
         running_requests: requests of known sessions that run.
         claimed_blocks: resident blocks that some session holds.
         protected_blocks: those under a live deadline.
-        pending_sweep: whether blocks still wait to be moved between zones.
         hinted_requests: requests that named a session.
         leases_granted: leases given or renewed.
         leases_expired: leases that ran out.
         leases_broken: protected blocks handed out because nothing else was free.
         claims_broken: blocks held without a lease that were handed out.
-        protection_refused: times the protected share of the pool was used up.
+        leases_refused: leases not given because the protected share was used up.
         sessions_dropped: sessions forgotten because a bound was reached.
         contexts_dropped: contexts forgotten because a bound was reached.
         contexts_superseded: contexts replaced by a compaction or a rewind.
@@ -42,13 +41,12 @@ class Stats:
     running_requests: int
     claimed_blocks: int
     protected_blocks: int
-    pending_sweep: bool
     hinted_requests: int
     leases_granted: int
     leases_expired: int
     leases_broken: int
     claims_broken: int
-    protection_refused: int
+    leases_refused: int
     sessions_dropped: int
     contexts_dropped: int
     contexts_superseded: int

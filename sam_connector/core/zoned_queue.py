@@ -4,51 +4,58 @@
 
 Blocks are taken from the front. While no block is claimed, every operation does
 exactly what vLLM's own ``FreeKVCacheBlockQueue`` does, in the same order and at
-the same cost; the zones cost a look only at blocks that a session holds.
+the same cost.
+
+The free blocks of one claim are neighbours, a *run*, so that a claim changes zones
+by splicing its run: in O(1), however many blocks it has. Inside the zones:
+
+    A  vLLM's order: least recently used first.
+    B  runs by last use, least recent first.
+    C  runs by deadline, latest first: who is due back last is given up first.
+       (With equal leases least recently used first would be the worst order for
+       agents that take turns: everybody loses the cache just before coming back.)
 
 Like vLLM's queue this manipulates two attributes of the given nodes and allocates
-nothing. A node is on the list exactly when ``next_free_block`` is not ``None``.
+nothing per block. A node is on the list exactly when its ``next_free_block`` is not
+``None``.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from sam_connector.core.types import Zone
 from sam_connector.errors import IntegrityError
 
 
-class FreeNode(Protocol):
-    """What the list needs of a block; vLLM's ``KVCacheBlock`` fits."""
-
-    block_id: int
-    prev_free_block: Any
-    next_free_block: Any
-
-
-class Placement:
-    """Where free blocks of one owner belong; shared by all of them.
-
-    Immutable: an owner whose zone changes gets a new placement, and its free
-    blocks are moved over one by one. That way the zone a linked block sits in is
-    always the zone of its placement.
+class Claim:
+    """One owner's claim on any number of blocks, free or in use.
 
     Attributes:
-        zone: zone of the list.
-        owner: who to tell when such a block is handed out.
+        owner: passed to nobody but ``on_reassigned``'s listener.
+        zone: where its free blocks are; A once the claim has ended.
+        deadline: position in zone C.
+        first: first free block of the run, ``None`` if there is none.
+        last: last free block of the run.
+        num_free: length of the run.
     """
 
-    __slots__ = ("owner", "zone")
+    __slots__ = ("deadline", "first", "last", "num_free", "owner", "zone")
 
-    def __init__(self, zone: Zone, owner: Any) -> None:
-        self.zone = zone
+    def __init__(self, owner: Any, zone: Zone, deadline: float = 0.0) -> None:
         self.owner = owner
+        self.zone = zone
+        self.deadline = deadline
+        self.first: Any = None
+        self.last: Any = None
+        self.num_free = 0
 
 
 #: Marks a block in use whose content is dead: next in line once it is freed.
-_NEXT_IN_LINE = Placement(Zone.A, None)
+_NEXT_IN_LINE = Claim(None, Zone.A)
 
 
 class _Sentinel:
@@ -64,48 +71,57 @@ def _ignore_shortage(num_missing: int) -> None:
     """Default of ``ZonedFreeQueue.on_shortage``."""
 
 
-def _ignore_reassigned(node: Any, placement: Placement) -> None:
+def _ignore_reassigned(block: Any, claim: Claim) -> None:
     """Default of ``ZonedFreeQueue.on_reassigned``."""
+
+
+def _by_deadline(claim: Claim) -> float:
+    return -claim.deadline
 
 
 class ZonedFreeQueue:
     """Free blocks in allocation order.
 
     Args:
-        nodes: the free nodes, first to be allocated first.
+        blocks: the free blocks, first to be allocated first. A block has the
+            attributes ``block_id``, ``prev_free_block`` and ``next_free_block``.
         num_blocks: size of the pool; every ``block_id`` is below it.
-        watch_all: report reassignment of claimed blocks in zone A too, which
-            happens only in shadow mode.
+        enforce: whether claims have an effect on the order; if not, they are only
+            watched (shadow mode).
 
     Attributes:
-        placements: the placement of every block by id, ``None`` if unclaimed.
-            Written by the owner of the claims through ``set_placement``.
-        on_shortage: called with the number of blocks missing in zone A before
-            zone B is touched, so that the owner can move what has expired.
-        on_reassigned: called with each claimed node that is handed out.
+        enforce: as given.
+        claims: the claim on every block by id. ``None`` and an ended claim mean the
+            same. Written through ``claim``.
+        on_shortage: called with the number of blocks missing in zone A before zone
+            B is touched, so that what has expired can be given up first.
+        on_reassigned: called with each claimed block that is handed out, and its
+            claim, after the block has left the claim.
     """
 
     def __init__(
-        self, nodes: Sequence[Any], num_blocks: int, *, watch_all: bool = False
+        self, blocks: Sequence[Any], num_blocks: int, *, enforce: bool = True
     ) -> None:
         self.fake_free_list_head: Any = _Sentinel()
         self.fake_free_list_tail: Any = _Sentinel()
         self.fake_free_list_head.next_free_block = self.fake_free_list_tail
         self.fake_free_list_tail.prev_free_block = self.fake_free_list_head
         self.num_free_blocks = 0
-        self.placements: list[Placement | None] = [None] * num_blocks
+        self.claims: list[Claim | None] = [None] * num_blocks
         self.on_shortage: Callable[[int], None] = _ignore_shortage
-        self.on_reassigned: Callable[[Any, Placement], None] = _ignore_reassigned
-        self._watch_all = watch_all
-        #: Blocks with a placement, free or in use: zero means stock behaviour.
-        self._num_placed = 0
+        self.on_reassigned: Callable[[Any, Claim], None] = _ignore_reassigned
+        self.enforce = enforce
+        #: Claims that have not ended, and blocks marked: zero means stock behaviour.
+        self._num_claims = 0
         #: Free blocks in zones B and C together.
         self._num_retained = 0
-        #: First node of zone B, or of C if B is empty, or the tail.
+        #: First block of zone B, or of C if B is empty, or the tail.
         self._first_b: Any = self.fake_free_list_tail
-        #: First node of zone C, or the tail.
+        #: First block of zone C, or the tail.
         self._first_c: Any = self.fake_free_list_tail
-        self.append_n(list(nodes))
+        #: Claims with a run in zone C, latest deadline first.
+        self._leased: list[Claim] = []
+        self.append_n(list(blocks))
 
     # --- what vLLM's block pool calls ---------------------------------------
 
@@ -125,16 +141,17 @@ class ZonedFreeQueue:
             return []
         if not 0 < n <= self.num_free_blocks:
             raise ValueError(f"cannot take {n} of {self.num_free_blocks} free blocks")
-        if self._num_retained:
-            missing = n - (self.num_free_blocks - self._num_retained)
-            if missing > 0:
-                self.on_shortage(missing)
-                missing = n - (self.num_free_blocks - self._num_retained)
-                if missing > 0:
-                    return self._pop_retained(n)
-        popped = self._unlink_first(n)
-        if self._watch_all and self._num_placed:
+        if n > self.num_unclaimed:
+            self.on_shortage(n - self.num_unclaimed)
+        num_unclaimed = min(n, self.num_unclaimed)
+        popped = self._unlink_first(num_unclaimed)
+        if self._num_claims and not self.enforce:
             self._report_reassigned(popped)
+        for _ in range(n - num_unclaimed):
+            block = self.fake_free_list_head.next_free_block
+            self.remove(block)
+            self._report_reassigned([block])
+            popped.append(block)
         return popped
 
     def remove(self, block: Any) -> None:
@@ -148,43 +165,37 @@ class ZonedFreeQueue:
         if prev_block is None or next_block is None:
             raise RuntimeError(f"remove() called on a block not on the list: {block}")
         if self._num_retained:
-            placement = self.placements[block.block_id]
-            if placement is not None and placement.zone:
-                self._num_retained -= 1
-                if block is self._first_b:
-                    self._first_b = next_block
-                if block is self._first_c:
-                    self._first_c = next_block
+            claim = self.claims[block.block_id]
+            if claim is not None and claim.zone:
+                self._shorten_run(claim, block)
         prev_block.next_free_block = next_block
         next_block.prev_free_block = prev_block
         block.prev_free_block = block.next_free_block = None
         self.num_free_blocks -= 1
 
     def append(self, block: Any) -> None:
-        """Puts ``block`` at the end of its zone."""
+        """Puts ``block`` where its claim says, or at the end of zone A."""
         self.append_n([block])
 
     def append_n(self, blocks: Sequence[Any]) -> None:
-        """Puts ``blocks`` at the end of their zones, keeping their order."""
+        """Puts ``blocks`` where their claims say, keeping their order."""
         if not blocks:
             return
-        if self._num_placed:
-            self._append_placed(blocks)
+        if self._num_claims:
+            self._append_claimed(blocks)
         else:
-            self._link_before(self.fake_free_list_tail, blocks)
-            self.num_free_blocks += len(blocks)
+            self._link_all(self.fake_free_list_tail, blocks)
+        self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: Sequence[Any]) -> None:
         """Puts ``blocks``, whose content is worthless, at the very front."""
         if not blocks:
             return
-        if self._num_placed:
-            for block in blocks:
-                if self.placements[block.block_id] is not None:
-                    # Its content is gone without having been reassigned (a reset,
-                    # an invalidated block): nobody holds it any more.
-                    self._report_reassigned([block])
-        self._link_front(blocks)
+        if self._num_claims:
+            # Content that is gone without having been handed out (a reset, an
+            # invalidated block) is nobody's any more.
+            self._report_reassigned(blocks)
+        self._link_all(self.fake_free_list_head.next_free_block, blocks)
         self.num_free_blocks += len(blocks)
 
     def get_all_free_blocks(self) -> list[Any]:
@@ -193,10 +204,10 @@ class ZonedFreeQueue:
 
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
         """Free blocks in allocation order, after ``cursor`` if one is given."""
-        node = (cursor or self.fake_free_list_head).next_free_block
-        while node is not None and node is not self.fake_free_list_tail:
-            yield node
-            node = node.next_free_block
+        block = (cursor or self.fake_free_list_head).next_free_block
+        while block is not None and block is not self.fake_free_list_tail:
+            yield block
+            block = block.next_free_block
 
     # --- what the owner of the claims calls ---------------------------------
 
@@ -205,40 +216,87 @@ class ZonedFreeQueue:
         """Free blocks in zone A."""
         return self.num_free_blocks - self._num_retained
 
-    def set_placement(self, block: Any, placement: Placement | None) -> None:
-        """Changes where ``block`` belongs and, if it is free, moves it there.
+    def open_claim(self, owner: Any, zone: Zone, deadline: float = 0.0) -> Claim:
+        """A claim on no blocks yet."""
+        self._num_claims += 1
+        return Claim(owner, zone if self.enforce else Zone.A, deadline)
 
-        O(1). A free block that changes zones goes to the end of its new one.
-        """
-        old = self.placements[block.block_id]
-        old_zone = Zone.A if old is None else old.zone
-        new_zone = Zone.A if placement is None else placement.zone
-        moves = old_zone is not new_zone and block.next_free_block is not None
-        if moves:
+    def claim(self, block: Any, claim: Claim) -> None:
+        """Puts ``block`` under ``claim``, ending any other; a free block moves."""
+        is_free = self.enforce and block.next_free_block is not None
+        if is_free:
             self.remove(block)
-        self._place(block, placement)
-        if moves:
+        self._set_claim(block, claim)
+        if is_free:
             self.append(block)
 
-    def next_in_line(self, block: Any, *, when_freed: bool) -> None:
-        """Ends the claim on ``block`` and makes it the next one handed out.
+    def move_claim(self, claim: Claim, zone: Zone, deadline: float = 0.0) -> None:
+        """Changes a claim's zone or deadline; its run moves along. O(log claims)."""
+        if not self.enforce or (claim.zone is zone and claim.deadline == deadline):
+            return
+        run = self._extract_run(claim)
+        claim.zone, claim.deadline = zone, deadline
+        self._insert_run(claim, *run)
 
-        A block in use stays untouched; with ``when_freed`` it goes to the front
-        once its user lets go of it, otherwise it will be an ordinary free block.
+    def split_claim(
+        self, claim: Claim, blocks: Sequence[Any], *, owner: Any, before: bool
+    ) -> Claim:
+        """Moves ``blocks`` to a new claim that is the equal of ``claim``.
+
+        Args:
+            claim: what the blocks are under now.
+            blocks: any of them, in the order in which they are to be taken.
+            owner: of the new claim.
+            before: whether the new run precedes what is left of the old one.
         """
-        if block.next_free_block is not None:
+        split = self.open_claim(owner, claim.zone, claim.deadline)
+        free = [block for block in blocks if block.next_free_block is not None]
+        if claim.zone is Zone.A:  # shadow mode: nothing is where its claim says
+            free = []
+        for block in free:
             self.remove(block)
-            self._place(block, None)
-            self._link_front([block])
-            self.num_free_blocks += 1
-        else:
-            self._place(block, _NEXT_IN_LINE if when_freed else None)
+        for block in blocks:
+            self._set_claim(block, split)
+        if not free:
+            return split
+        self.num_free_blocks += len(free)
+        if claim.first is None:
+            for block in free:
+                self._insert_run(split, block, block, 1)
+            return split
+        successor = claim.first if before else claim.last.next_free_block
+        if before and successor is self._first_b:
+            self._first_b = free[0]
+        if before and successor is self._first_c:
+            self._first_c = free[0]
+        if claim.zone is Zone.C:
+            self._leased.insert(self._leased.index(claim) + (not before), split)
+        self._link_all(successor, free)
+        split.first, split.last, split.num_free = free[0], free[-1], len(free)
+        self._num_retained += len(free)
+        return split
+
+    def end_claim(self, claim: Claim, *, front: bool = False) -> None:
+        """Ends a claim: its run becomes the end of zone A, or the front. O(1)."""
+        self._num_claims -= 1
+        claim.owner = None
+        run = self._extract_run(claim)
+        claim.zone = Zone.A
+        if run[0] is not None:
+            head = self.fake_free_list_head.next_free_block
+            self._link_run(head if front else self._first_b, *run[:2])
+
+    def reuse_when_freed(self, block: Any) -> None:
+        """Marks a block in use, of no claim, to be the next one once it is freed."""
+        if block.next_free_block is None:
+            self._set_claim(block, _NEXT_IN_LINE)
 
     def unclaim_all(self) -> None:
         """Makes every block ordinary, keeping the order of the list. O(pool)."""
-        self.placements = [None] * len(self.placements)
-        self._num_placed = self._num_retained = 0
+        self.claims = [None] * len(self.claims)
+        self._num_claims = self._num_retained = 0
         self._first_b = self._first_c = self.fake_free_list_tail
+        self._leased.clear()
 
     def detach(self) -> None:
         """Becomes an ordinary free list again: no claims, no listeners."""
@@ -246,47 +304,121 @@ class ZonedFreeQueue:
         self.on_shortage = _ignore_shortage
         self.on_reassigned = _ignore_reassigned
 
-    # --- linking -------------------------------------------------------------
+    # --- claims and runs -------------------------------------------------------
 
-    def _place(self, block: Any, placement: Placement | None) -> None:
-        old = self.placements[block.block_id]
-        self._num_placed += (placement is not None) - (old is not None)
-        self.placements[block.block_id] = placement
+    def _set_claim(self, block: Any, claim: Claim | None) -> None:
+        old = self.claims[block.block_id]
+        self._num_claims += (claim is _NEXT_IN_LINE) - (old is _NEXT_IN_LINE)
+        self.claims[block.block_id] = claim
+
+    def _report_reassigned(self, blocks: Sequence[Any]) -> None:
+        for block in blocks:
+            claim = self.claims[block.block_id]
+            if claim is not None:
+                self._set_claim(block, None)
+                if claim.owner is not None:
+                    self.on_reassigned(block, claim)
+
+    def _shorten_run(self, claim: Claim, block: Any) -> None:
+        """Takes ``block``, about to be unlinked, out of its claim's run."""
+        if block is self._first_b:
+            self._first_b = block.next_free_block
+        if block is self._first_c:
+            self._first_c = block.next_free_block
+        self._num_retained -= 1
+        claim.num_free -= 1
+        if claim.num_free == 0:
+            if claim.zone is Zone.C:
+                self._unlist(claim)
+            claim.first = claim.last = None
+        elif block is claim.first:
+            claim.first = block.next_free_block
+        elif block is claim.last:
+            claim.last = block.prev_free_block
+
+    def _extract_run(self, claim: Claim) -> tuple[Any, Any, int]:
+        """Unlinks a whole run; returns its ends and length."""
+        first, last, length = claim.first, claim.last, claim.num_free
+        if first is not None:
+            following = last.next_free_block
+            if first is self._first_b:
+                self._first_b = following
+            if first is self._first_c:
+                self._first_c = following
+            first.prev_free_block.next_free_block = following
+            following.prev_free_block = first.prev_free_block
+            if claim.zone is Zone.C:
+                self._unlist(claim)
+            self._num_retained -= length
+            claim.first = claim.last = None
+            claim.num_free = 0
+        return first, last, length
+
+    def _insert_run(self, claim: Claim, first: Any, last: Any, length: int) -> None:
+        """Links the chain ``first`` .. ``last`` as the end of the claim's run."""
+        if first is None:
+            return
+        if claim.zone is Zone.B:
+            # Used just now: what is there already moves up with it.
+            old_first, old_last, old_length = self._extract_run(claim)
+            successor = self._first_c
+            if self._first_b is successor:
+                self._first_b = first if old_first is None else old_first
+            if old_first is not None:
+                self._link_run(successor, old_first, old_last)
+                claim.first, claim.num_free = old_first, old_length
+                self._num_retained += old_length
+        elif claim.first is not None:
+            successor = claim.last.next_free_block
+        else:
+            successor = self._enlist(claim)
+            if self._first_b is successor and self._first_b is self._first_c:
+                self._first_b = first
+            if self._first_c is successor:
+                self._first_c = first
+        self._link_run(successor, first, last)
+        if claim.first is None:
+            claim.first = first
+        claim.last = last
+        claim.num_free += length
+        self._num_retained += length
+
+    def _enlist(self, claim: Claim) -> Any:
+        """Files a claim of zone C by deadline; returns what follows its run.
+
+        Equal deadlines keep the order of arrival, in which a context's tail comes
+        before its prefix.
+        """
+        position = bisect_right(self._leased, -claim.deadline, key=_by_deadline)
+        self._leased.insert(position, claim)
+        if position + 1 < len(self._leased):
+            return self._leased[position + 1].first
+        return self.fake_free_list_tail
+
+    def _unlist(self, claim: Claim) -> None:
+        position = bisect_left(self._leased, -claim.deadline, key=_by_deadline)
+        while self._leased[position] is not claim:
+            position += 1
+        del self._leased[position]
+
+    # --- linking ----------------------------------------------------------------
 
     def _unlink_first(self, n: int) -> list[Any]:
-        """Takes ``n`` nodes off the front; no boundary is crossed."""
+        """Takes ``n`` blocks off the front, all of them in zone A."""
         head = self.fake_free_list_head
-        node = head.next_free_block
+        block = head.next_free_block
         popped = []
         for _ in range(n):
-            popped.append(node)
-            following = node.next_free_block
-            node.prev_free_block = node.next_free_block = None
-            node = following
-        head.next_free_block = node
-        node.prev_free_block = head
+            popped.append(block)
+            following = block.next_free_block
+            block.prev_free_block = block.next_free_block = None
+            block = following
+        head.next_free_block = block
+        block.prev_free_block = head
         self.num_free_blocks -= n
         return popped
 
-    def _pop_retained(self, n: int) -> list[Any]:
-        popped = self._unlink_first(self.num_unclaimed)
-        head = self.fake_free_list_head
-        while len(popped) < n:
-            node = head.next_free_block
-            self.remove(node)
-            popped.append(node)
-        self._report_reassigned(popped)
-        return popped
-
-    def _report_reassigned(self, nodes: Sequence[Any]) -> None:
-        for node in nodes:
-            placement = self.placements[node.block_id]
-            if placement is not None:
-                self._place(node, None)
-                if placement.owner is not None:
-                    self.on_reassigned(node, placement)
-
-    def _link_before(self, successor: Any, blocks: Sequence[Any]) -> None:
+    def _link_all(self, successor: Any, blocks: Sequence[Any]) -> None:
         last = successor.prev_free_block
         for block in blocks:
             block.prev_free_block = last
@@ -295,88 +427,90 @@ class ZonedFreeQueue:
         last.next_free_block = successor
         successor.prev_free_block = last
 
-    def _link_front(self, blocks: Sequence[Any]) -> None:
-        self._link_before(self.fake_free_list_head.next_free_block, blocks)
-
-    def _append_placed(self, blocks: Sequence[Any]) -> None:
-        """Appends runs of equally placed blocks, each to the end of its zone.
-
-        One pass that links as it looks: this is the hot path of a completion.
-        """
-        placements = self.placements
-        first = last = blocks[0]
-        current = placements[first.block_id]
-        start = 0
-        for block in itertools.islice(blocks, 1, None):
-            placement = placements[block.block_id]
-            if placement is current:
-                block.prev_free_block = last
-                last.next_free_block = block
-            else:
-                length = blocks.index(block, start) - start
-                self._close_run(first, last, length, current)
-                start += length
-                current, first = placement, block
-            last = block
-        self._close_run(first, last, len(blocks) - start, current)
-
-    def _close_run(
-        self, first: Any, last: Any, length: int, placement: Placement | None
-    ) -> None:
-        """Links the chain ``first`` .. ``last`` into the zone it belongs to."""
-        if placement is _NEXT_IN_LINE:
-            successor = self.fake_free_list_head.next_free_block
-            node = first
-            for _ in range(length):
-                self._place(node, None)
-                node = node.next_free_block
-        elif placement is None or placement.zone is Zone.A:
-            successor = self._first_b
-        elif placement.zone is Zone.B:
-            successor = self._first_c
-        else:
-            successor = self.fake_free_list_tail
-        self.num_free_blocks += length
-        if placement is not None and placement.zone is not Zone.A:
-            self._num_retained += length
-            if self._first_b is successor:
-                self._first_b = first
-            if placement.zone is Zone.C and self._first_c is successor:
-                self._first_c = first
+    def _link_run(self, successor: Any, first: Any, last: Any) -> None:
         predecessor = successor.prev_free_block
         first.prev_free_block = predecessor
         predecessor.next_free_block = first
         last.next_free_block = successor
         successor.prev_free_block = last
 
+    def _append_claimed(self, blocks: Sequence[Any]) -> None:
+        """Appends blocks in chains of equal claims, linking while looking.
+
+        The hot path of a completion, hence one pass without a function call.
+        """
+        claims = self.claims
+        first = last = blocks[0]
+        current = claims[first.block_id]
+        start = 0
+        for block in itertools.islice(blocks, 1, None):
+            claim = claims[block.block_id]
+            if claim is current:
+                block.prev_free_block = last
+                last.next_free_block = block
+            else:
+                length = blocks.index(block, start) - start
+                self._append_chain(current, first, last, length)
+                start += length
+                current, first = claim, block
+            last = block
+        self._append_chain(current, first, last, len(blocks) - start)
+
+    def _append_chain(
+        self, claim: Claim | None, first: Any, last: Any, length: int
+    ) -> None:
+        if claim is _NEXT_IN_LINE:
+            block = first
+            for _ in range(length):
+                self._set_claim(block, None)
+                block = block.next_free_block
+            self._link_run(self.fake_free_list_head.next_free_block, first, last)
+        elif claim is None or claim.zone is Zone.A:
+            self._link_run(self._first_b, first, last)
+        else:
+            self._insert_run(claim, first, last, length)
+
+    # --- self-check -------------------------------------------------------------
+
     def check_integrity(self) -> None:
-        """Walks the list: links, counts, zone order. O(pool)."""
-        zone, counts = Zone.A, [0, 0, 0]
-        previous = self.fake_free_list_head
-        for node in self.iter_blocks_after(None):
-            if node.prev_free_block is not previous:
-                raise IntegrityError(f"block {node.block_id}: broken back link")
-            placement = self.placements[node.block_id]
-            node_zone = Zone.A if placement is None else placement.zone
-            if node_zone < zone:
-                raise IntegrityError(f"block {node.block_id}: {node_zone} after {zone}")
-            if node_zone >= Zone.B > zone and node is not self._first_b:
+        """Walks the list: links, counts, order of zones and runs. O(pool)."""
+        previous: Any = self.fake_free_list_head
+        zone, num_retained, num_free = Zone.A, 0, 0
+        runs: list[Claim] = []
+        for block in self.iter_blocks_after(None):
+            if block.prev_free_block is not previous:
+                raise IntegrityError(f"block {block.block_id}: broken back link")
+            claim = self.claims[block.block_id]
+            block_zone = Zone.A if claim is None else claim.zone
+            if block_zone < zone:
+                raise IntegrityError(
+                    f"block {block.block_id}: {block_zone} after {zone}"
+                )
+            if block_zone > Zone.A and zone is Zone.A and block is not self._first_b:
                 raise IntegrityError("boundary of zone B is off")
-            if node_zone is Zone.C and zone is not Zone.C and node is not self._first_c:
+            if block_zone is Zone.C and zone < Zone.C and block is not self._first_c:
                 raise IntegrityError("boundary of zone C is off")
-            zone = node_zone
-            counts[zone] += 1
-            previous = node
+            if block_zone > Zone.A:
+                assert claim is not None
+                num_retained += 1
+                if not runs or runs[-1] is not claim:
+                    if claim.first is not block:
+                        raise IntegrityError(f"block {block.block_id}: torn run")
+                    runs.append(claim)
+            zone, previous = block_zone, block
+            num_free += 1
         if self.fake_free_list_tail.prev_free_block is not previous:
             raise IntegrityError("broken tail link")
-        if sum(counts) != self.num_free_blocks or counts[1] + counts[2] != (
-            self._num_retained
-        ):
-            raise IntegrityError(f"{counts} free, counted {self.num_free_blocks}")
-        if not counts[2] and self._first_c is not self.fake_free_list_tail:
+        if (num_free, num_retained) != (self.num_free_blocks, self._num_retained):
+            raise IntegrityError(f"{num_free} free, counted {self.num_free_blocks}")
+        if sum(claim.num_free for claim in runs) != num_retained:
+            raise IntegrityError("runs do not add up")
+        if any(claim.last.next_free_block is claim.first for claim in runs):
+            raise IntegrityError("a run ends before it starts")
+        leased = [claim for claim in runs if claim.zone is Zone.C]
+        if leased != self._leased or leased != sorted(leased, key=_by_deadline):
+            raise IntegrityError("zone C is out of order")
+        if not leased and self._first_c is not self.fake_free_list_tail:
             raise IntegrityError("zone C is empty but has a boundary")
-        if not counts[1] and self._first_b is not self._first_c:
+        if len(leased) == len(runs) and self._first_b is not self._first_c:
             raise IntegrityError("zone B is empty but has a boundary")
-        placed = sum(placement is not None for placement in self.placements)
-        if placed != self._num_placed:
-            raise IntegrityError(f"{placed} placed, counted {self._num_placed}")

@@ -45,11 +45,12 @@ class LoweringLayer:
         if endpoint is None:
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        tenant = self._access.tenancy.tenant_of(headers)
-        if endpoint.dialect is Dialect.CARRIER and not tenant:
+        tenancy = self._access.tenancy
+        if endpoint.dialect is Dialect.CARRIER and not tenancy.enforced:
             await self.app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        tenant = tenancy.tenant_of(headers)
         received = await read_body(receive, self._access.max_body_bytes)
         if received.is_too_large:
             await self._pass_large(endpoint, received, scope, receive, send)

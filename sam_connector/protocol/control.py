@@ -17,7 +17,8 @@ know ends the engine's output thread.
 ``ListSessions``   ``sessions`` in the order of their ids, at most ``limit``
                    after the given ``cursor``; ``cursor``: the last id, if more
                    follow
-``SetLease``       ``session_id, ttl``
+``SetLease``       ``session_id, ttl, status`` (``completed, partial, rejected``),
+                   and a ``reason`` unless completed
 ``FreeSession``    ``freed``: how many sessions
 ``GetOperation``   ``session_id`` and the parts of a result
 ``GetStats``       counters and gauges, nested or not

@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from sam_connector.core.retention import BlockMetaUpdate
 from sam_connector.core.types import BlockHash, BlockId, GroupId
-from sam_connector.core.zoned_queue import Placement, ZonedFreeQueue
+from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -23,18 +23,18 @@ class BlockPoolAdapter:
 
     Args:
         block_pool: vLLM's pool; its free list is taken over in its present order.
-        watch_all: see ``ZonedFreeQueue``.
+        enforce: see ``ZonedFreeQueue``.
     """
 
-    def __init__(self, block_pool: BlockPool, *, watch_all: bool = False) -> None:
+    def __init__(self, block_pool: BlockPool, *, enforce: bool = True) -> None:
         self._pool = block_pool
-        self._blocks: list[KVCacheBlock] = block_pool.blocks
+        self.blocks: list[KVCacheBlock] = block_pool.blocks
         # The free list, not ``blocks``: the null block has been taken out already.
         free = block_pool.free_block_queue.get_all_free_blocks()
         for block in free:
             block.prev_free_block = block.next_free_block = None
         self.free_queue = ZonedFreeQueue(
-            free, block_pool.num_gpu_blocks, watch_all=watch_all
+            free, block_pool.num_gpu_blocks, enforce=enforce
         )
         block_pool.free_block_queue = self.free_queue  # type: ignore[assignment]
         self._hash_map = block_pool.cached_block_hash_to_block
@@ -73,7 +73,7 @@ class BlockPoolAdapter:
         self, block_id: BlockId, block_hash: BlockHash, group_id: GroupId
     ) -> bool:
         expected = make_block_hash_with_group_id(VllmBlockHash(block_hash), group_id)
-        return self._blocks[block_id].block_hash == expected
+        return self.blocks[block_id].block_hash == expected
 
     def update_block_meta(
         self,
@@ -81,15 +81,16 @@ class BlockPoolAdapter:
         block_id: BlockId,
         expected_block_hash: BlockHash,
         group_id: GroupId,
-        placement: Placement | None,
+        claim: Claim,
     ) -> BlockMetaUpdate:
-        if not 0 < block_id < len(self._blocks) or self._blocks[block_id].is_null:
+        if not 0 < block_id < len(self.blocks) or self.blocks[block_id].is_null:
             return BlockMetaUpdate.REFUSED
         if not self.holds(block_id, expected_block_hash, group_id):
             return BlockMetaUpdate.STALE
-        self.free_queue.set_placement(self._blocks[block_id], placement)
+        self.free_queue.claim(self.blocks[block_id], claim)
         return BlockMetaUpdate.UPDATED
 
-    def evict(self, *, block_id: BlockId, num_own_users: int) -> None:
-        block = self._blocks[block_id]
-        self.free_queue.next_in_line(block, when_freed=block.ref_cnt <= num_own_users)
+    def reuse_when_freed(self, block_id: BlockId, *, num_own_users: int) -> None:
+        block = self.blocks[block_id]
+        if 0 < block.ref_cnt <= num_own_users:
+            self.free_queue.reuse_when_freed(block)

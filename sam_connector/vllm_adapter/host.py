@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class SamHost:
         self._kv_cache_manager = kv_cache_manager
         self._clock = clock or MonotonicClock()
         self.pool = BlockPoolAdapter(
-            kv_cache_manager.block_pool, watch_all=config.sam is SamMode.SHADOW
+            kv_cache_manager.block_pool, enforce=config.sam is SamMode.ON
         )
         self.chains = ChainReader(kv_cache_manager)
         self.manager = SessionAwareManager(
@@ -60,7 +61,7 @@ class SamHost:
             now=self._clock.now(),
             tiers=tiers,
             ranges_enabled=config.ranges,
-            enforce=config.sam is SamMode.ON,
+            id_prefix=f"op-{secrets.token_hex(4)}",
         )
         self.pool.free_queue.on_shortage = self.on_shortage
         #: Hints that reached the engine in a form it could not read.
@@ -72,13 +73,17 @@ class SamHost:
         """A request enters the scheduler; does nothing unless it names a session."""
         sampling_params = request.sampling_params
         extra_args = None if sampling_params is None else sampling_params.extra_args
-        if not (request.kv_transfer_params or request.session_id or extra_args):
+        kv_hints = getattr(request, "kv_hints", None)
+        if not (
+            request.session_id or request.kv_transfer_params or extra_args or kv_hints
+        ):
             return
         try:
             hint = hint_from_request(
                 kv_transfer_params=request.kv_transfer_params,
                 session_id=request.session_id,
                 extra_args=extra_args,
+                kv_hints=kv_hints,
             )
         except HintError as error:
             self.num_invalid_hints += 1

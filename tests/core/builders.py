@@ -24,7 +24,6 @@ from sam_connector.core.tiers import (
 from sam_connector.core.types import (
     NULL_BLOCK_ID,
     BlockHash,
-    BlockId,
     Edit,
     EditResult,
     EditStatus,
@@ -61,7 +60,7 @@ def text_of(hashes: Sequence[BlockHash]) -> str:
 
 @dataclass
 class Run:
-    """A request that runs: its content, and its blocks per group."""
+    """A request: its content, and its blocks per group, none while preempted."""
 
     text: str
     blocks: dict[GroupId, list[FakeBlock]]
@@ -84,7 +83,7 @@ class Engine:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.pool = FakePool(self.num_blocks, watch_all=not self.enforce)
+        self.pool = FakePool(self.num_blocks, enforce=self.enforce)
         self.runs: dict[str, Run] = {}
         self.num_requests = 0
         if self.managed:
@@ -95,7 +94,6 @@ class Engine:
                 now=self.now,
                 tiers=lambda: self.tiers,
                 ranges_enabled=self.ranges,
-                enforce=self.enforce,
             )
             self.pool.free_queue.on_shortage = lambda num_missing: (
                 self.manager.relieve(num_missing, self.now)
@@ -234,10 +232,8 @@ class Engine:
             self.manager.advance(self.now)
 
     def settle(self) -> None:
-        """Steps until nothing is due and every block is where it belongs."""
+        """Catches up with all that is due."""
         self.manager.settle(self.now)
-        while self.manager.stats().pending_sweep:
-            self.manager.advance(self.now)
 
     def edit(self, session: str, *edits: Edit) -> list[EditResult]:
         return self.manager.apply_edits(key(session), edits, self.now)
@@ -254,6 +250,13 @@ class Engine:
         return True
 
     # --- questions -------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[str]:
+        """Requests that have blocks."""
+        return sorted(
+            request_id for request_id, run in self.runs.items() if run.blocks
+        )
 
     def tracks(self, request_id: str) -> bool:
         return self.managed and self.manager.tracks(request_id)
@@ -304,21 +307,18 @@ class Engine:
         if not self.managed:
             return
         self.manager.check_integrity()
-        placements = self.pool.free_queue.placements
-        index = self.manager.book.index
         recorded = {
-            block_id: segment
-            for segment in index.segments()
+            block_id
+            for segment in self.manager.book.index.segments()
             for block_id in segment.block_ids
-            if block_id != NULL_BLOCK_ID and segment.zone is not None
+            if block_id != NULL_BLOCK_ID
         }
-        if not self.manager.stats().pending_sweep:
-            owned = {
-                block_id
-                for block_id, placement in enumerate(placements)
-                if placement is not None and placement.owner is not None
-            }
-            assert owned == recorded.keys(), "a placement without a record"
+        owned = {
+            block_id
+            for block_id, claim in enumerate(self.pool.free_queue.claims)
+            if claim is not None and claim.owner is not None
+        }
+        assert owned == recorded, "a claim without a record"
         stats, limits = self.manager.stats(), self.limits
         assert stats.sessions <= limits.max_sessions
         assert stats.records <= limits.max_records
@@ -346,7 +346,8 @@ class Engine:
         assert self.manager.is_idle
         assert not list(self.manager.book.index.segments())
         assert not len(self.manager.book.tree)
-        assert set(self.pool.free_queue.placements) == {None}
+        assert self.pool.free_queue._num_claims == 0
+        assert self.pool.free_queue.num_unclaimed == self.num_blocks - 1
         assert self.pool.num_free_blocks == self.num_blocks - 1
 
     def _free(self, request_id: str) -> None:
@@ -437,7 +438,3 @@ class FakeTier(SupportsSessionAwareKVManagement):
             for c in contexts
         ]
         self.calls.append((name, session, texts))
-
-
-def record_block(block: FakeBlock) -> BlockId:
-    return BlockId(block.block_id)

@@ -186,7 +186,7 @@ class Model:
             for context in list(session.contexts):
                 if context.timer > now:
                     continue
-                if context.running:
+                if context.running or context.deadline:
                     self._end_lease(context, now)
                 else:
                     self._drop(context)

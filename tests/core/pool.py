@@ -11,7 +11,7 @@ from typing import Any
 
 from sam_connector.core.retention import BlockMetaUpdate
 from sam_connector.core.types import BlockHash, BlockId, GroupId
-from sam_connector.core.zoned_queue import Placement, ZonedFreeQueue
+from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
 
 #: Content of a block in one KV cache group.
 Content = tuple[BlockHash, GroupId]
@@ -50,12 +50,12 @@ class FakePool:
 
     Args:
         num_blocks: size of the pool; block 0 becomes the null block.
-        watch_all: see ``ZonedFreeQueue``.
+        enforce: see ``ZonedFreeQueue``.
     """
 
-    def __init__(self, num_blocks: int, *, watch_all: bool = False) -> None:
+    def __init__(self, num_blocks: int, *, enforce: bool = True) -> None:
         self.blocks = [FakeBlock(block_id) for block_id in range(num_blocks)]
-        self.free_queue = ZonedFreeQueue(self.blocks, num_blocks, watch_all=watch_all)
+        self.free_queue = ZonedFreeQueue(self.blocks, num_blocks, enforce=enforce)
         null_block = self.free_queue.popleft()
         null_block.is_null = True
         self.cached: dict[Content, dict[int, FakeBlock]] = {}
@@ -141,18 +141,19 @@ class FakePool:
         block_id: BlockId,
         expected_block_hash: BlockHash,
         group_id: GroupId,
-        placement: Placement | None,
+        claim: Claim,
     ) -> BlockMetaUpdate:
         if not 0 < block_id < len(self.blocks) or self.blocks[block_id].is_null:
             return BlockMetaUpdate.REFUSED
         if not self.holds(block_id, expected_block_hash, group_id):
             return BlockMetaUpdate.STALE
-        self.free_queue.set_placement(self.blocks[block_id], placement)
+        self.free_queue.claim(self.blocks[block_id], claim)
         return BlockMetaUpdate.UPDATED
 
-    def evict(self, *, block_id: BlockId, num_own_users: int) -> None:
+    def reuse_when_freed(self, block_id: BlockId, *, num_own_users: int) -> None:
         block = self.blocks[block_id]
-        self.free_queue.next_in_line(block, when_freed=block.ref_cnt <= num_own_users)
+        if 0 < block.ref_cnt <= num_own_users:
+            self.free_queue.reuse_when_freed(block)
 
     # --- for assertions --------------------------------------------------------------
 
@@ -177,8 +178,8 @@ class FakePool:
         """Contents of the free blocks by zone, in allocation order."""
         zones: tuple[list[FakeBlock], ...] = [], [], []
         for block in self.free_queue.get_all_free_blocks():
-            placement = self.free_queue.placements[block.block_id]
-            zones[0 if placement is None else placement.zone].append(block)
+            claim = self.free_queue.claims[block.block_id]
+            zones[0 if claim is None else claim.zone].append(block)
         a, b, c = (self.contents(zone) for zone in zones)
         return a, b, c
 

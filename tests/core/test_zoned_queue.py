@@ -1,8 +1,9 @@
-"""The zoned queue against three plain lists, and against vLLM's own queue."""
+"""The zoned queue against plain lists, and against vLLM's own queue."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -18,88 +19,141 @@ from hypothesis.stateful import (
 )
 
 from sam_connector.core.types import Zone
-from sam_connector.core.zoned_queue import Placement, ZonedFreeQueue
+from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
 from sam_connector.errors import IntegrityError
 from tests.core.pool import FakeBlock
 
-PLACEMENTS = {
-    "free": None,
-    "B": Placement(Zone.B, "b"),
-    "B2": Placement(Zone.B, "b2"),
-    "C": Placement(Zone.C, "c"),
-    # What shadow mode gives: owned, but no zone of its own.
-    "A": Placement(Zone.A, "a"),
-}
 SEEDS = st.integers(0, 2**32 - 1)
+PLACES = st.sampled_from(
+    [(Zone.B, 0.0), (Zone.B, 0.0), (Zone.C, 10.0), (Zone.C, 20.0), (Zone.C, 30.0)]
+)
 
 
-def blocks(num_blocks: int) -> list[FakeBlock]:
+def make_blocks(num_blocks: int) -> list[FakeBlock]:
     return [FakeBlock(block_id) for block_id in range(num_blocks)]
 
 
-def order(queue: ZonedFreeQueue) -> list[int]:
+def order(queue: Any) -> list[int]:
     return [block.block_id for block in queue.get_all_free_blocks()]
 
 
-class QueueMachine(RuleBasedStateMachine):
-    """The model is a list per zone, in allocation order, and who is claimed how."""
+@dataclass(eq=False)
+class ModelClaim:
+    """A claim: what is under it, and its free blocks in order."""
 
-    @initialize(num_blocks=st.integers(0, 12), watch_all=st.booleans())
-    def build(self, num_blocks: int, watch_all: bool) -> None:
-        self.blocks = blocks(num_blocks)
-        self.queue = ZonedFreeQueue(self.blocks, num_blocks, watch_all=watch_all)
-        self.watch_all = watch_all
-        self.zones: list[list[int]] = [list(range(num_blocks)), [], []]
-        self.placed: dict[int, Placement] = {}
+    claim: Claim
+    zone: Zone
+    deadline: float
+    blocks: set[int] = field(default_factory=set)
+    run: list[int] = field(default_factory=list)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Zone A is a list of blocks; B and C are lists of claims with a run."""
+
+    @initialize(num_blocks=st.integers(0, 14), enforce=st.sampled_from([1, 1, 1, 0]))
+    def build(self, num_blocks: int, enforce: int) -> None:
+        self.enforce = bool(enforce)
+        self.blocks = make_blocks(num_blocks)
+        self.queue = ZonedFreeQueue(self.blocks, num_blocks, enforce=self.enforce)
+        self.a = list(range(num_blocks))
+        self.b: list[ModelClaim] = []
+        self.c: list[ModelClaim] = []
+        self.claims: list[ModelClaim] = []
         self.next_in_line: set[int] = set()
         self.reported: list[int] = []
         self.shortages: list[int] = []
-        self.queue.on_reassigned = lambda node, placement: self.reported.append(
-            node.block_id
+        self.queue.on_reassigned = lambda block, claim: self.reported.append(
+            block.block_id
         )
         self.queue.on_shortage = self.shortages.append
 
     # --- the model ---------------------------------------------------------------
 
-    def zone_of(self, block_id: int) -> Zone:
-        placement = self.placed.get(block_id)
-        return Zone.A if placement is None else placement.zone
-
     def free(self) -> list[int]:
-        return sum(self.zones, [])
+        return self.a + [b for claim in [*self.b, *self.c] for b in claim.run]
 
     def used(self) -> list[int]:
         free = set(self.free())
         return [block.block_id for block in self.blocks if block.block_id not in free]
 
     def some_used(self, seed: int) -> list[int]:
-        used = self.used()
-        random.Random(seed).shuffle(used)
-        return used[: random.Random(seed).randint(0, len(used))]
+        rng, used = random.Random(seed), self.used()
+        rng.shuffle(used)
+        chosen = used[: rng.randint(0, len(used))]
+        # Mostly a claim's blocks come together, as a context's do.
+        if rng.random() < 0.7:
+            chosen.sort(key=lambda b: id(self.claim_of(b)))
+        return chosen
 
-    def take(self, n: int) -> tuple[list[int], list[int]]:
-        """What ``popleft_n(n)`` must return, and whom it must report."""
-        free = self.free()
-        taken, rest = free[:n], set(free[n:])
-        self.zones = [[b for b in zone if b in rest] for zone in self.zones]
-        reported = [b for b in taken if b in self.placed]
-        for block_id in reported:
-            del self.placed[block_id]
-        return taken, reported
+    def claim_of(self, block_id: int) -> ModelClaim | None:
+        return next((c for c in self.claims if block_id in c.blocks), None)
+
+    def unlink(self, block_id: int) -> None:
+        claim = self.claim_of(block_id)
+        if claim is None or block_id not in claim.run:
+            self.a.remove(block_id)
+            return
+        claim.run.remove(block_id)
+        if not claim.run:
+            (self.b if claim.zone is Zone.B else self.c).remove(claim)
+
+    def link(self, claim: ModelClaim, run: list[int]) -> None:
+        """Appends to a claim's run, and puts the run where it belongs."""
+        if claim.zone is Zone.B:
+            if claim in self.b:
+                self.b.remove(claim)
+            self.b.append(claim)
+        elif claim not in self.c:
+            self.c.append(claim)
+            self.c.sort(key=lambda c: -c.deadline)
+        claim.run += run
+
+    def extract(self, claim: ModelClaim) -> list[int]:
+        run, claim.run = claim.run, []
+        if run:
+            (self.b if claim.zone is Zone.B else self.c).remove(claim)
+        return run
+
+    def append_all(self, freed: list[int]) -> None:
+        while freed:
+            claim, marked = self.claim_of(freed[0]), freed[0] in self.next_in_line
+            length = 0
+            while length < len(freed) and (
+                self.claim_of(freed[length]) is claim
+                and (freed[length] in self.next_in_line) == marked
+            ):
+                length += 1
+            chain, freed = freed[:length], freed[length:]
+            if marked:
+                self.a[:0] = chain
+                self.next_in_line -= set(chain)
+            elif claim is None or not self.enforce:
+                self.a += chain
+            else:
+                self.link(claim, chain)
+
+    def forget(self, block_ids: list[int]) -> list[int]:
+        """Takes blocks out of their claims; returns those that had one."""
+        claimed = []
+        for block_id in block_ids:
+            self.next_in_line.discard(block_id)
+            claim = self.claim_of(block_id)
+            if claim is not None:
+                claim.blocks.discard(block_id)
+                claimed.append(block_id)
+        return claimed
 
     # --- what vLLM calls -----------------------------------------------------------
 
     @rule(data=st.data())
     def popleft_n(self, data: st.DataObject) -> None:
         n = data.draw(st.integers(0, len(self.free())))
-        num_a = len(self.zones[Zone.A])
-        # Claims in zone A, which only shadow mode makes, are watched on demand.
-        if not self.watch_all and any(b in self.placed for b in self.zones[Zone.A]):
-            return
+        num_a = len(self.a)
+        taken = self.free()[:n]
         popped = [block.block_id for block in self.queue.popleft_n(n)]
-        taken, reported = self.take(n)
+        self._taken(taken)
         assert popped == taken
-        assert self.reported == reported
         assert self.shortages == ([n - num_a] if n > num_a else [])
 
     @rule()
@@ -108,12 +162,15 @@ class QueueMachine(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="No free blocks"):
                 self.queue.popleft()
             return
-        if self.zone_of(self.free()[0]) is Zone.A and self.free()[0] in self.placed:
-            return
-        block_id = self.queue.popleft().block_id
-        taken, reported = self.take(1)
-        assert [block_id] == taken
-        assert self.reported == reported
+        taken = self.free()[:1]
+        popped = self.queue.popleft().block_id
+        self._taken(taken)
+        assert [popped] == taken
+
+    def _taken(self, taken: list[int]) -> None:
+        for block_id in taken:
+            self.unlink(block_id)
+        assert self.reported == self.forget(taken)
 
     @rule(excess=st.integers(1, 3))
     def take_too_many(self, excess: int) -> None:
@@ -128,7 +185,7 @@ class QueueMachine(RuleBasedStateMachine):
     def remove(self, data: st.DataObject) -> None:
         block_id = data.draw(st.sampled_from(self.free()))
         self.queue.remove(self.blocks[block_id])
-        self.zones[self.zone_of(block_id)].remove(block_id)
+        self.unlink(block_id)
 
     @precondition(lambda self: self.used())
     @rule(data=st.data())
@@ -141,35 +198,21 @@ class QueueMachine(RuleBasedStateMachine):
     def append_n(self, seed: int) -> None:
         freed = self.some_used(seed)
         self.queue.append_n([self.blocks[block_id] for block_id in freed])
-        self._appended(freed)
+        self.append_all(freed)
 
     @precondition(lambda self: self.used())
     @rule(data=st.data())
     def append(self, data: st.DataObject) -> None:
         block_id = data.draw(st.sampled_from(self.used()))
         self.queue.append(self.blocks[block_id])
-        self._appended([block_id])
-
-    def _appended(self, freed: list[int]) -> None:
-        run: list[int] = []
-        for block_id in freed:
-            if block_id in self.next_in_line:
-                run.append(block_id)
-                continue
-            self.zones[Zone.A][:0], run = run, []
-            self.zones[self.zone_of(block_id)].append(block_id)
-        self.zones[Zone.A][:0] = run
-        self.next_in_line -= set(freed)
+        self.append_all([block_id])
 
     @rule(seed=SEEDS)
     def prepend_n(self, seed: int) -> None:
         freed = self.some_used(seed)
         self.queue.prepend_n([self.blocks[block_id] for block_id in freed])
-        assert self.reported == [b for b in freed if b in self.placed]
-        for block_id in freed:
-            self.placed.pop(block_id, None)
-        self.next_in_line -= set(freed)
-        self.zones[Zone.A][:0] = freed
+        assert self.reported == self.forget(freed)
+        self.a[:0] = freed
 
     @precondition(lambda self: self.blocks)
     @rule(data=st.data())
@@ -182,55 +225,115 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- what the owner of the claims calls -------------------------------------------
 
-    @precondition(lambda self: self.blocks)
-    @rule(data=st.data(), name=st.sampled_from(sorted(PLACEMENTS)))
-    def set_placement(self, data: st.DataObject, name: str) -> None:
-        block_id = data.draw(st.integers(0, len(self.blocks) - 1))
-        placement = PLACEMENTS[name]
-        old_zone = self.zone_of(block_id)
-        is_free = block_id in self.free()
-        self.queue.set_placement(self.blocks[block_id], placement)
-        self.placed.pop(block_id, None)
-        self.next_in_line.discard(block_id)
-        if placement is not None:
-            self.placed[block_id] = placement
-        if is_free and self.zone_of(block_id) is not old_zone:
-            self.zones[old_zone].remove(block_id)
-            self.zones[self.zone_of(block_id)].append(block_id)
+    @precondition(lambda self: len(self.claims) < 5)
+    @rule(place=PLACES)
+    def open_claim(self, place: tuple[Zone, float]) -> None:
+        claim = self.queue.open_claim("owner", *place)
+        self.claims.append(ModelClaim(claim, *place))
+
+    @precondition(lambda self: self.claims and self.blocks)
+    @rule(data=st.data(), seed=SEEDS)
+    def claim(self, data: st.DataObject, seed: int) -> None:
+        claim = data.draw(st.sampled_from(self.claims))
+        rng = random.Random(seed)
+        chosen = rng.sample(range(len(self.blocks)), rng.randint(1, len(self.blocks)))
+        for block_id in chosen[:4]:
+            self.queue.claim(self.blocks[block_id], claim.claim)
+            is_free = block_id in self.free()
+            if is_free and self.enforce:
+                self.unlink(block_id)
+            self.forget([block_id])
+            claim.blocks.add(block_id)
+            if is_free and self.enforce:
+                self.link(claim, [block_id])
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), place=PLACES)
+    def move_claim(self, data: st.DataObject, place: tuple[Zone, float]) -> None:
+        claim = data.draw(st.sampled_from(self.claims))
+        self.queue.move_claim(claim.claim, *place)
+        if self.enforce and (claim.zone, claim.deadline) != place:
+            run = self.extract(claim)
+            claim.zone, claim.deadline = place
+            if run:
+                self.link(claim, run)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), seed=SEEDS, before=st.booleans())
+    def split_claim(self, data: st.DataObject, seed: int, before: bool) -> None:
+        claim = data.draw(st.sampled_from(self.claims))
+        rng, chosen = random.Random(seed), sorted(claim.blocks)
+        rng.shuffle(chosen)
+        chosen = chosen[: rng.randint(0, len(chosen))]
+        split = ModelClaim(
+            self.queue.split_claim(
+                claim.claim,
+                [self.blocks[block_id] for block_id in chosen],
+                owner="other",
+                before=before,
+            ),
+            claim.zone,
+            claim.deadline,
+            set(chosen),
+        )
+        self.claims.append(split)
+        claim.blocks -= set(chosen)
+        free = [block_id for block_id in chosen if block_id in claim.run]
+        if not free:
+            return
+        claim.run = [block_id for block_id in claim.run if block_id not in free]
+        zone = self.b if claim.zone is Zone.B else self.c
+        split.run = free
+        if claim.run:
+            zone.insert(zone.index(claim) + (not before), split)
+            return
+        # What is left of the old claim has no place any more: as if used just now.
+        zone.remove(claim)
+        split.run = []
+        self.link(split, free)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), front=st.booleans())
+    def end_claim(self, data: st.DataObject, front: bool) -> None:
+        claim = data.draw(st.sampled_from(self.claims))
+        self.queue.end_claim(claim.claim, front=front)
+        run = self.extract(claim)
+        self.claims.remove(claim)
+        self.a = run + self.a if front else self.a + run
 
     @precondition(lambda self: self.blocks)
-    @rule(data=st.data(), when_freed=st.booleans())
-    def move_to_front(self, data: st.DataObject, when_freed: bool) -> None:
+    @rule(data=st.data())
+    def reuse_when_freed(self, data: st.DataObject) -> None:
         block_id = data.draw(st.integers(0, len(self.blocks) - 1))
-        self.queue.next_in_line(self.blocks[block_id], when_freed=when_freed)
-        self.next_in_line.discard(block_id)
-        if block_id in self.free():
-            self.zones[self.zone_of(block_id)].remove(block_id)
-            self.zones[Zone.A].insert(0, block_id)
-        elif when_freed:
-            self.next_in_line.add(block_id)
-        self.placed.pop(block_id, None)
+        if self.claim_of(block_id) is None:
+            self.queue.reuse_when_freed(self.blocks[block_id])
+            if block_id not in self.free():
+                self.next_in_line.add(block_id)
 
     @rule()
     def unclaim_all(self) -> None:
         self.queue.unclaim_all()
-        self.placed.clear()
+        self.a = self.free()
+        self.b, self.c, self.claims = [], [], []
         self.next_in_line.clear()
-        self.zones = [self.free(), [], []]
+        assert self.queue._num_claims == 0
 
     @invariant()
     def agrees(self) -> None:
         self.queue.check_integrity()
         assert order(self.queue) == self.free()
         assert self.queue.num_free_blocks == len(self.free())
-        assert self.queue.num_unclaimed == len(self.zones[Zone.A])
+        assert self.queue.num_unclaimed == len(self.a)
+        assert self.queue._num_claims == len(self.claims) + len(self.next_in_line)
+        for claim in self.claims:
+            assert claim.claim.num_free == len(claim.run)
         for block in self.blocks:
-            placement = self.queue.placements[block.block_id]
-            if block.block_id in self.next_in_line:
-                assert placement is not None
-                assert placement.owner is None
+            expected = self.claim_of(block.block_id)
+            known = self.queue.claims[block.block_id]
+            if expected is not None:
+                assert known is expected.claim
             else:
-                assert placement is self.placed.get(block.block_id)
+                assert known is None or known.owner is None
         self.reported.clear()
         self.shortages.clear()
 
@@ -245,7 +348,7 @@ TestQueueMachine.settings = settings(max_examples=100, stateful_step_count=40)
 def _random_operation(queues: list[Any], nodes: list[list[Any]], seed: int) -> None:
     """One call on every queue; the answers and all orders must be equal."""
     rng = random.Random(seed)
-    free = [block.block_id for block in queues[0].get_all_free_blocks()]
+    free = order(queues[0])
     used = sorted(set(range(len(nodes[0]))) - set(free))
     rng.shuffle(used)
     chosen = used[: rng.randint(0, len(used))]
@@ -281,23 +384,27 @@ def _random_operation(queues: list[Any], nodes: list[list[Any]], seed: int) -> N
 def test_without_a_claim_it_is_identical_to_vllms_queue(
     kv_cache_utils: ModuleType, num_blocks: int
 ) -> None:
+    """So is shadow mode, however much is claimed."""
     new_block = kv_cache_utils.KVCacheBlock
     nodes: list[list[Any]] = [
         [new_block(block_id) for block_id in range(num_blocks)] for _ in range(3)
     ]
+    shadow = ZonedFreeQueue(nodes[2], num_blocks, enforce=False)
     queues: list[Any] = [
         kv_cache_utils.FreeKVCacheBlockQueue(nodes[0]),
         ZonedFreeQueue(nodes[1], num_blocks),
-        ZonedFreeQueue(nodes[2], num_blocks, watch_all=True),
+        shadow,
     ]
-    # Shadow mode: everything is claimed, and nothing may change.
-    for block in nodes[2]:
-        queues[2].set_placement(block, PLACEMENTS["A"])
-    for seed in range(3000):
+    claims = [shadow.open_claim(zone, zone, float(zone)) for zone in (Zone.B, Zone.C)]
+    for seed in range(2000):
+        for block in nodes[2][seed % 7 :: 7]:
+            shadow.claim(block, claims[seed % 2])
+        shadow.move_claim(claims[0], Zone.C, float(seed))
         _random_operation(queues, nodes, seed)
         assert queues[1].num_free_blocks == queues[0].num_free_blocks
+        assert shadow.num_free_blocks == queues[0].num_free_blocks
         queues[1].check_integrity()
-        queues[2].check_integrity()
+        shadow.check_integrity()
 
 
 @pytest.mark.vllm
@@ -311,102 +418,202 @@ def test_it_has_every_public_name_of_vllms_queue(kv_cache_utils: ModuleType) -> 
 # --- one behaviour each ----------------------------------------------------------------
 
 
-def queue_with(zones: str) -> tuple[ZonedFreeQueue, list[FakeBlock]]:
-    """A queue of free blocks, the n-th in the zone that the n-th letter names."""
-    nodes = blocks(len(zones))
-    queue = ZonedFreeQueue(nodes, len(zones))
-    for block, zone in zip(nodes, zones, strict=True):
-        queue.set_placement(block, PLACEMENTS["free" if zone == "A" else zone])
-    return queue, nodes
+class Bench:
+    """Free blocks, the n-th under the claim that the n-th letter names.
+
+    ``A`` is unclaimed, lower-case letters are claims in zone B, digits claims in
+    zone C with that deadline.
+    """
+
+    def __init__(self, layout: str) -> None:
+        self.blocks = make_blocks(len(layout))
+        self.queue = ZonedFreeQueue(self.blocks, len(layout))
+        self.claims: dict[str, Claim] = {}
+        for block, name in zip(self.blocks, layout, strict=True):
+            if name != "A":
+                self.queue.claim(block, self.claim(name))
+        self.queue.check_integrity()
+
+    def claim(self, name: str) -> Claim:
+        if name not in self.claims:
+            place = (Zone.C, float(name)) if name.isdigit() else (Zone.B, 0.0)
+            self.claims[name] = self.queue.open_claim(name, *place)
+        return self.claims[name]
+
+    def use(self, *block_ids: int) -> None:
+        for block_id in block_ids:
+            self.queue.remove(self.blocks[block_id])
+
+    def free(self, *block_ids: int) -> None:
+        self.queue.append_n([self.blocks[block_id] for block_id in block_ids])
+
+    @property
+    def order(self) -> list[int]:
+        self.queue.check_integrity()
+        return order(self.queue)
 
 
 def test_blocks_are_taken_from_a_then_b_then_c() -> None:
-    queue, _ = queue_with("CABCAB")
-    assert order(queue) == [1, 4, 2, 5, 0, 3]
-    assert [block.block_id for block in queue.popleft_n(5)] == [1, 4, 2, 5, 0]
+    bench = Bench("5bA5bA")
+    assert bench.order == [2, 5, 1, 4, 0, 3]
+    taken = bench.queue.popleft_n(5)
+    assert [block.block_id for block in taken] == [2, 5, 1, 4, 0]
 
 
-def test_the_owner_is_told_of_a_shortage_before_b_is_touched() -> None:
-    queue, nodes = queue_with("AABBC")
+def test_in_b_the_least_recently_used_claim_is_taken_first() -> None:
+    bench = Bench("aabb")
+    bench.use(0, 1)
+    bench.free(1, 0)
+    assert bench.order == [2, 3, 1, 0]
+
+
+def test_the_whole_claim_moves_up_when_part_of_it_was_used() -> None:
+    bench = Bench("aabb")
+    bench.use(1)
+    bench.free(1)
+    assert bench.order == [2, 3, 0, 1]
+
+
+def test_in_c_the_latest_deadline_is_taken_first() -> None:
+    bench = Bench("152255")
+    assert bench.order == [1, 4, 5, 2, 3, 0]
+
+
+def test_a_renewed_lease_moves_the_whole_run() -> None:
+    bench = Bench("112233A")
+    bench.queue.move_claim(bench.claim("1"), Zone.C, 9.0)
+    assert bench.order == [6, 0, 1, 4, 5, 2, 3]
+    bench.queue.move_claim(bench.claim("3"), Zone.B)
+    assert bench.order == [6, 4, 5, 0, 1, 2, 3]
+
+
+def test_the_listener_is_told_of_a_shortage_before_b_is_touched() -> None:
+    bench = Bench("AAbb1")
 
     def expire(num_missing: int) -> None:
         assert num_missing == 1
-        assert queue.num_free_blocks == 5
-        queue.set_placement(nodes[4], None)
+        assert bench.queue.num_free_blocks == 5
+        bench.queue.end_claim(bench.claim("1"))
 
-    queue.on_shortage = expire
-    assert [block.block_id for block in queue.popleft_n(3)] == [0, 1, 4]
-    assert queue.num_unclaimed == 0
+    bench.queue.on_shortage = expire
+    taken = bench.queue.popleft_n(3)
+    assert [block.block_id for block in taken] == [0, 1, 4]
+    assert bench.queue.num_unclaimed == 0
 
 
-def test_a_claim_ends_when_the_block_is_handed_out() -> None:
-    queue, nodes = queue_with("BC")
+def test_a_claim_on_a_block_ends_when_it_is_handed_out() -> None:
+    bench = Bench("b1")
     handed_out: list[tuple[int, object]] = []
-    queue.on_reassigned = lambda node, placement: handed_out.append(
-        (node.block_id, placement.owner)
+    bench.queue.on_reassigned = lambda block, claim: handed_out.append(
+        (block.block_id, claim.owner)
     )
-    queue.popleft_n(2)
-    assert handed_out == [(0, "b"), (1, "c")]
-    queue.append_n(nodes)
-    assert queue.num_unclaimed == 2
+    bench.queue.popleft_n(2)
+    assert handed_out == [(0, "b"), (1, "1")]
+    bench.free(0, 1)
+    assert bench.queue.num_unclaimed == 2
 
 
-def test_a_claimed_block_in_use_returns_to_its_zone() -> None:
-    queue, nodes = queue_with("AAA")
-    queue.remove(nodes[1])
-    queue.set_placement(nodes[1], PLACEMENTS["C"])
-    queue.append(nodes[1])
-    assert order(queue) == [0, 2, 1]
-    assert queue.num_unclaimed == 2
+def test_a_claimed_block_in_use_returns_to_its_claim() -> None:
+    bench = Bench("AAA")
+    bench.use(1)
+    bench.queue.claim(bench.blocks[1], bench.claim("1"))
+    assert bench.order == [0, 2]
+    bench.free(1)
+    assert bench.order == [0, 2, 1]
+    assert bench.queue.num_unclaimed == 2
 
 
-def test_next_in_line_moves_a_free_block_to_the_very_front() -> None:
-    queue, nodes = queue_with("ABC")
-    queue.next_in_line(nodes[2], when_freed=False)
-    assert order(queue) == [2, 0, 1]
-    assert queue.placements[2] is None
+@pytest.mark.parametrize(("front", "expected"), [(0, [0, 1, 2, 3]), (1, [2, 3, 0, 1])])
+def test_an_ended_claim_joins_zone_a_in_one_piece(
+    front: int, expected: list[int]
+) -> None:
+    bench = Bench("AA11")
+    bench.queue.end_claim(bench.claim("1"), front=bool(front))
+    assert bench.order == expected
+    assert bench.queue.num_unclaimed == 4
 
 
-@pytest.mark.parametrize("when_freed", [False, True])
-def test_next_in_line_leaves_a_block_in_use_alone(when_freed: bool) -> None:
-    queue, nodes = queue_with("AAC")
-    queue.remove(nodes[2])
-    queue.next_in_line(nodes[2], when_freed=when_freed)
-    assert order(queue) == [0, 1]
-    queue.append(nodes[2])
-    assert order(queue) == ([2, 0, 1] if when_freed else [0, 1, 2])
+def test_a_block_in_use_whose_claim_ended_is_an_ordinary_block() -> None:
+    bench = Bench("A1A")
+    bench.use(1)
+    bench.queue.end_claim(bench.claim("1"), front=True)
+    bench.free(1)
+    assert bench.order == [0, 2, 1]
+    assert bench.queue._num_claims == 0
 
 
-def test_a_context_freed_tail_first_and_next_in_line_keeps_that_order() -> None:
-    queue, nodes = queue_with("AAAA")
-    for block in nodes[1:]:
-        queue.remove(block)
-        queue.next_in_line(block, when_freed=True)
-    queue.append_n(nodes[:0:-1])
-    assert order(queue) == [3, 2, 1, 0]
+def test_reuse_when_freed_puts_a_context_in_front_tail_first() -> None:
+    bench = Bench("AAAA")
+    bench.use(1, 2, 3)
+    for block in bench.blocks[1:]:
+        bench.queue.reuse_when_freed(block)
+    bench.free(3, 2, 1)
+    assert bench.order == [3, 2, 1, 0]
+    assert bench.queue._num_claims == 0
+
+
+def test_reuse_when_freed_leaves_a_free_block_where_it_is() -> None:
+    bench = Bench("AA")
+    bench.queue.reuse_when_freed(bench.blocks[1])
+    assert bench.order == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["b", "1"])
+@pytest.mark.parametrize(("before", "expected"), [(1, [3, 1, 2]), (0, [1, 2, 3])])
+def test_a_split_claim_stays_where_it_was(
+    name: str, before: int, expected: list[int]
+) -> None:
+    bench = Bench("A" + name * 3 + {"b": "c", "1": "0"}[name])
+    bench.queue.split_claim(
+        bench.claim(name), [bench.blocks[3]], owner="new", before=bool(before)
+    )
+    assert bench.order == [0, *expected, 4]
 
 
 def test_unclaim_all_keeps_the_order() -> None:
-    queue, _ = queue_with("CABCAB")
-    before = order(queue)
-    queue.unclaim_all()
-    queue.check_integrity()
-    assert order(queue) == before
-    assert queue.num_unclaimed == 6
+    bench = Bench("1bA2bA")
+    before = bench.order
+    bench.queue.unclaim_all()
+    assert bench.order == before
+    assert bench.queue.num_unclaimed == 6
+
+
+def test_a_detached_queue_tells_nobody() -> None:
+    bench = Bench("1b")
+    bench.queue.on_shortage = bench.queue.on_reassigned = None  # type: ignore[assignment]
+    bench.queue.detach()
+    assert len(bench.queue.popleft_n(2)) == 2
 
 
 def test_check_integrity_sees_every_kind_of_damage() -> None:
-    for damage in ("back link", "zone", "count", "boundary", "placed"):
-        queue, nodes = queue_with("AABBCC")
-        if damage == "back link":
-            nodes[3].prev_free_block = nodes[0]
-        elif damage == "zone":
-            queue.placements[5] = None
-        elif damage == "count":
-            queue.num_free_blocks += 1
-        elif damage == "boundary":
-            queue._first_b = nodes[3]
-        else:
-            queue._num_placed += 1
+    def damage_links(bench: Bench) -> None:
+        bench.blocks[3].prev_free_block = bench.blocks[0]
+
+    def damage_zone(bench: Bench) -> None:
+        bench.queue.claims[5] = None
+
+    def damage_count(bench: Bench) -> None:
+        bench.queue.num_free_blocks += 1
+
+    def damage_boundary(bench: Bench) -> None:
+        bench.queue._first_b = bench.blocks[3]
+
+    def damage_run(bench: Bench) -> None:
+        bench.claim("b").num_free -= 1
+
+    def damage_order(bench: Bench) -> None:
+        bench.claim("1").deadline = 99.0
+        bench.claim("2").deadline = 98.0
+
+    for damage in (
+        damage_links,
+        damage_zone,
+        damage_count,
+        damage_boundary,
+        damage_run,
+        damage_order,
+    ):
+        bench = Bench("AAbb12")
+        damage(bench)
         with pytest.raises(IntegrityError):
-            queue.check_integrity()
+            bench.queue.check_integrity()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from pathlib import Path
 
 import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The hook is called with the items of every folder.
     for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
         if item.get_closest_marker("vllm") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))
 

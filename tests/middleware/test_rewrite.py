@@ -354,6 +354,18 @@ def test_on_a_carrier_every_tenant_is_the_client_s_own(body: Any) -> None:
         assert kv_params["agent_hint"]["tenant"] == "t"
 
 
+def test_on_a_carrier_a_field_of_another_route_is_no_way_around() -> None:
+    body = {"vllm_xargs": 1, "kv_transfer_params": {"agent_hint": SPOOFED}}
+    changed = rewritten(body, endpoint=CARRIER, tenant="t")
+    assert changed["kv_transfer_params"]["agent_hint"]["tenant"] == "t"
+
+
+def test_on_a_carrier_what_vllm_will_refuse_is_left_as_it_is() -> None:
+    body = {"sampling_params": {"extra_args": {"kv_transfer_params": "text"}}}
+    changed = rewritten(body, endpoint=CARRIER, tenant="t")
+    assert changed["sampling_params"] == body["sampling_params"]
+
+
 def test_on_a_carrier_a_hint_as_text_claims_no_tenant() -> None:
     body = {"kv_transfer_params": {"agent_hint": json.dumps(SPOOFED)}}
     changed = rewritten(body, endpoint=CARRIER, tenant="t")

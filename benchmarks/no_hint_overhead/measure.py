@@ -1,0 +1,93 @@
+"""All figures of the benchmark, in the order they are measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from vllm import __version__ as vllm_version
+
+from benchmarks.common import machine
+from benchmarks.no_hint_overhead import long_context, mix
+from benchmarks.no_hint_overhead.timing import Ratio
+
+AIMS = {
+    "cpu_ratio_no_hints": 1.02,
+    "cpu_ratio_hints": 1.05,
+    "finish_ratio_4096": 1.25,
+}
+
+#: Name, connector and hints of the arms; stock runs twice to show its own spread.
+ARMS: tuple[tuple[str, str, mix.Hinter], ...] = (
+    ("stock", "null", mix.no_hint),
+    ("no_hints", "sam", mix.no_hint),
+    ("hints", "sam", mix.agent_hint),
+    ("stock_again", "null", mix.no_hint),
+)
+
+Note = Callable[[str], None]
+
+
+def measure(num_pairs: int, *, note: Note) -> dict[str, object]:
+    """Runs everything; ratios are medians over ``num_pairs`` interleaved pairs."""
+    started_s = time.monotonic()
+    times_s = measure_mix(mix.MixShape(), num_pairs, note=note)
+    note("completions of a 4,096-block context")
+    ours_ns, stock_ns = long_context.completion_pairs(num_pairs)
+    note("evict and expiry of that session")
+    worst = long_context.worst_steps()
+    summary: dict[str, object] = {"benchmark": "no_hint_overhead", "pairs": num_pairs}
+    stock_s = times_s["stock"]
+    for name, arm in (
+        ("cpu_ratio_no_hints", "no_hints"),
+        ("cpu_ratio_hints", "hints"),
+        ("cpu_ratio_stock_self", "stock_again"),
+    ):
+        summary |= _ratio(name, Ratio.of(times_s[arm], stock_s))
+    summary |= _ratio("finish_ratio_4096", Ratio.of(ours_ns, stock_ns))
+    summary |= {
+        "stock_cpu_s": round(statistics.median(stock_s), 4),
+        "finish_stock_us": round(statistics.median(stock_ns) / 1e3, 1),
+        "finish_hints_us": round(statistics.median(ours_ns) / 1e3, 1),
+        "worst_step_ms": round(worst.worst_ms, 3),
+        "worst_step_evict_ms": round(worst.evict_ms, 3),
+        "worst_step_edit_ms": round(worst.edit_ms, 3),
+        "worst_step_expiry_ms": round(worst.expiry_ms, 3),
+        "worst_step_traffic_only_ms": round(worst.traffic_ms, 3),
+        "aims": AIMS,
+        "vllm": vllm_version,
+        **machine(),
+        "wall_s": round(time.monotonic() - started_s, 1),
+    }
+    return summary
+
+
+def measure_mix(
+    shape: mix.MixShape, num_pairs: int, *, note: Note
+) -> dict[str, list[float]]:
+    """CPU seconds of every arm, once per pair; arms take turns by the round."""
+    rounds = mix.plan(shape)
+    times_s: dict[str, list[float]] = {name: [] for name, _, _ in ARMS}
+    for pair in range(-1, num_pairs):
+        note("warm-up" if pair < 0 else f"pair {pair + 1} of {num_pairs}")
+        runs = [
+            (name, mix.MixRun(shape, rounds, connector, hinter))
+            for name, connector, hinter in ARMS
+        ]
+        for turn in range(len(rounds)):
+            shift = (pair + turn) % len(runs)
+            for _, run in runs[shift:] + runs[:shift]:
+                run.serve_round()
+        for name, run in runs:
+            cpu_s = run.close()
+            if pair >= 0:
+                times_s[name].append(cpu_s)
+    return times_s
+
+
+def _ratio(name: str, ratio: Ratio) -> dict[str, object]:
+    return {
+        name: round(ratio.median, 4),
+        f"{name}_p10_p90": [round(ratio.low, 4), round(ratio.high, 4)],
+    }

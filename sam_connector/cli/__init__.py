@@ -1,0 +1,1 @@
+"""The ``sam`` command: start a server, check one, look into one."""

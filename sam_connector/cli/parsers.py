@@ -1,0 +1,8 @@
+"""Types that the modules of the command share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

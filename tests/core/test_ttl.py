@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sam_connector.core.session_index import Context, Session
+from sam_connector.core.ttl import LeaseTable
+from sam_connector.errors import IntegrityError
+from tests.core.builders import key
+
+
+def context() -> Context:
+    return Context(session=Session(key=key("s")))
+
+
+def test_a_lease_can_be_extended_and_shortened() -> None:
+    leases, leased = LeaseTable(idle_ttl_s=100.0, now=0.0), context()
+    leases.grant(leased, 10.0)
+    leases.grant(leased, 20.0)
+    assert leases.take_expired(15.0, 9) == []
+    leases.grant(leased, 17.0)
+    assert leases.take_expired(17.0, 9) == [leased]
+    assert len(leases) == 0
+
+
+def test_after_the_lease_the_idle_time_runs() -> None:
+    leases, idle = LeaseTable(idle_ttl_s=100.0, now=0.0), context()
+    leases.grant(idle, 10.0)
+    leases.end(idle, 5.0)
+    assert idle.deadline == 0.0
+    assert leases.take_expired(104.0, 9) == []
+    assert leases.take_expired(105.0, 9) == [idle]
+
+
+def test_a_forgotten_context_never_fires() -> None:
+    leases, gone = LeaseTable(idle_ttl_s=100.0, now=0.0), context()
+    leases.grant(gone, 10.0)
+    leases.forget(gone)
+    leases.forget(gone)
+    assert leases.take_expired(1e6, 9) == []
+
+
+def test_every_context_has_one_entry_however_often_it_is_renewed() -> None:
+    leases, renewed = LeaseTable(idle_ttl_s=100.0, now=0.0), context()
+    for deadline in range(1, 500):
+        leases.grant(renewed, float(deadline))
+    assert len(leases) == 1
+
+
+@pytest.mark.parametrize("deadline", [math.nan, math.inf])
+def test_the_wheel_never_receives_what_is_no_time(deadline: float) -> None:
+    leases, leased = LeaseTable(idle_ttl_s=100.0, now=0.0), context()
+    leases.grant(leased, 10.0)
+    with pytest.raises(ValueError, match="finite"):
+        leases.grant(leased, deadline)
+    assert leased.deadline == 10.0
+    assert leases.take_expired(10.0, 9) == [leased]
+
+
+def test_check_integrity_sees_a_context_without_a_timer() -> None:
+    leases = LeaseTable(idle_ttl_s=100.0, now=0.0)
+    with pytest.raises(IntegrityError):
+        leases.check_integrity([context()])
