@@ -49,17 +49,17 @@ class SchedulerSide:
 
     def on_new_request(self, request: Request) -> None:
         if self.host is not None:
-            self._guarded(self.host.on_request_added, request)
+            self.guarded(self.host.on_request_added, request)
 
     def on_blocks_assigned(self, request: Request) -> None:
         if self.host is not None:
-            self._guarded(self.host.on_blocks_assigned, request)
+            self.guarded(self.host.on_blocks_assigned, request)
 
     def on_step(self) -> None:
         if self.host is not None:
-            self._guarded(self.host.advance)
+            self.guarded(self.host.advance)
             if self._control.has_waiters:
-                self._guarded(self._control.answer_waiters)
+                self.guarded(self._control.answer_waiters)
 
     def on_request_finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]
@@ -67,7 +67,7 @@ class SchedulerSide:
         """Returns the outcome of the hint's edits for the response, if it had any."""
         if self.host is None:
             return None
-        results = self._guarded(self.host.on_request_finished, request, block_ids)
+        results = self.guarded(self.host.on_request_finished, request, block_ids)
         if not results:
             return None
         return {"agent_hint": {"results": [result_to_wire(r) for r in results]}}
@@ -83,7 +83,7 @@ class SchedulerSide:
 
     def reset(self) -> None:
         if self.host is not None:
-            self._guarded(self.host.reset)
+            self.guarded(self.host.reset)
 
     def shutdown(self) -> None:
         """Answers whoever still waits. Safe to call more than once."""
@@ -109,7 +109,7 @@ class SchedulerSide:
             )
             return None
         host = SamHost(kv_cache_manager, config, tiers=self._find_tiers)
-        host.pool.guard_callbacks(self._guarded)
+        host.pool.guard_callbacks(self.guarded)
         logger.info(
             "session hints are %s for %d blocks", config.sam, host.pool.num_blocks
         )
@@ -129,7 +129,7 @@ class SchedulerSide:
             )
         return self._tiers
 
-    def _guarded(self, call: Callable[..., T], *args: Any) -> T | None:
+    def guarded(self, call: Callable[..., T], *args: Any) -> T | None:
         try:
             return call(*args)
         except Exception:

@@ -146,8 +146,9 @@ class SessionAwareManager:
         context = self._record(record, chains, now)
         if context is None:
             return
-        if record.hint.ttl_s:
-            deadline = now + self._ttl(record.hint.ttl_s)
+        ttl_s = record.hint.ttl_s
+        if ttl_s is not None and ttl_s > 0:
+            deadline = now + self._ttl(ttl_s)
             if deadline > context.deadline:
                 self._lease(context, deadline, record.hint.protect_blocks)
 
@@ -211,7 +212,7 @@ class SessionAwareManager:
         if session is None:
             return None
         contexts = list(session.contexts)
-        if ttl_s <= 0:
+        if not ttl_s > 0:
             for context in contexts:
                 self._book.end_lease(context, now)
             return EditStatus.COMPLETED

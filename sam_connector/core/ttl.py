@@ -29,8 +29,8 @@ class LeaseTable:
 
     def grant(self, context: Context, deadline: float) -> None:
         """Leases ``context`` until ``deadline``, later or earlier than before."""
-        context.deadline = deadline
         self._wheel.register(context, deadline)
+        context.deadline = deadline
 
     def end(self, context: Context, now: float) -> None:
         """Ends the lease; the context is remembered for the idle time."""

@@ -1,0 +1,102 @@
+"""Start-up and the small print of the connector interface."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sam_connector.errors import ConfigurationError
+from tests.connector.driving import STREAMS, Driver, hint
+
+pytestmark = pytest.mark.vllm
+
+
+def test_wrong_settings_stop_the_start_with_all_errors_at_once() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Driver(
+            extra_config={
+                "host_bites": 1,
+                "sam": "maybe",
+                "max_sessions": 0,
+                "max_protected_fraction": 1.5,
+            }
+        )
+    problems = raised.value.problems
+    assert len(problems) == 4
+    assert any("host_bites" in problem for problem in problems)
+
+
+def test_both_spellings_load_the_same_class() -> None:
+    by_path = Driver(("SAMConnector", "sam_connector.connector")).scheduler.connector
+    by_package = Driver("sam").scheduler.connector
+    assert type(by_path) is type(by_package)
+
+
+def test_a_best_effort_cache_delivers_nothing() -> None:
+    connector: Any = Driver().scheduler.connector
+    assert connector.requires_kv_delivery is False
+    assert connector.has_pending_push_work() is False
+
+
+def test_s07_more_keywords_of_a_later_vllm_are_accepted() -> None:
+    connector: Any = Driver().scheduler.connector
+    cls = type(connector)
+    again = cls(
+        connector._vllm_config, connector.role, connector._kv_cache_config, novelty=1
+    )
+    assert again.scheduler_side is None
+
+
+def test_results_of_edits_come_back_with_the_response() -> None:
+    driver = Driver()
+    outputs: list[Any] = []
+    driver.add(
+        "r",
+        STREAMS[0][:64],
+        agent_hint=hint("s", context_management={"edits": [{"type": "offload"}]}),
+    )
+    while not driver.engine.is_idle:
+        for reply in driver.engine.step().values():
+            outputs += reply.outputs
+    (params,) = [o.kv_transfer_params for o in outputs if o.kv_transfer_params]
+    (result,) = params["agent_hint"]["results"]
+    assert result["status"] == "unsupported"
+    json.dumps(params)
+    driver.check_no_leak()
+
+
+def test_a_broken_hint_is_counted_and_the_request_unharmed() -> None:
+    driver = Driver()
+    wrong: Any = {"session_id": "s", "cache_control": {"ttl": -1}}
+    assert len(driver.run("r", STREAMS[0][:64], max_tokens=3, agent_hint=wrong)) == 3
+    stats = driver.call("get_stats")["result"]
+    assert (stats["invalid_hints"], stats["sessions"]) == (1, 0)
+
+
+def test_shutdown_is_idempotent_and_safe_before_binding() -> None:
+    connector: Any = Driver().scheduler.connector
+    unbound = type(connector)(
+        connector._vllm_config, connector.role, connector._kv_cache_config
+    )
+    for candidate in (unbound, connector):
+        candidate.shutdown()
+        candidate.shutdown()
+
+
+def test_p09_two_requests_of_one_session_at_once_are_both_kept() -> None:
+    driver = Driver()
+    driver.add("a", STREAMS[0][:160], max_tokens=9, agent_hint=hint("s", ttl=60))
+    driver.add("b", STREAMS[1][:160], max_tokens=9, agent_hint=hint("s", ttl=60))
+    driver.engine.run_until_idle()
+    description = driver.call("get_session", tenant="", session_id="s")["result"]
+    assert [c["num_blocks"] for c in description["contexts"]] == [10, 10]
+    driver.check_no_leak()
+
+
+@pytest.mark.parametrize("request_id", ["", "0123456789abcdef", "x" * 4096, "ä/ b%"])
+def test_p12_request_ids_are_opaque(request_id: str) -> None:
+    driver = Driver()
+    driver.run(request_id, STREAMS[0][:64], agent_hint=hint("s", ttl=60))
+    driver.check_no_leak()
