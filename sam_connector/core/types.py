@@ -69,7 +69,7 @@ class Edit:
 
     @property
     def is_ranged(self) -> bool:
-        return self.block_start is not None
+        return self.block_start is not None or self.block_end is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
