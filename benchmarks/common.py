@@ -132,6 +132,7 @@ class VllmServer:
         args: further command line arguments of the server.
         env: variables added to the environment.
         log_path: file for the server's output.
+        port: a free one unless given.
         start_timeout_s: how long to wait for ``/health``.
     """
 
@@ -142,9 +143,10 @@ class VllmServer:
         *,
         log_path: Path,
         env: Mapping[str, str] | None = None,
+        port: int | None = None,
         start_timeout_s: float = 240.0,
     ) -> None:
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
         self._start_timeout_s = start_timeout_s

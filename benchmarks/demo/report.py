@@ -23,12 +23,17 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolComparison:
-    """Both servers at one pool size."""
+    """Both servers at one pool size.
+
+    Attributes:
+        sam_stats: ``/v1/agent/stats`` of ours after the replay.
+    """
 
     label: str
     num_blocks: int
     stock: Measures
     hints: Measures
+    sam_stats: Mapping[str, object]
 
     def as_json(self) -> dict[str, object]:
         out: dict[str, object] = {
@@ -40,6 +45,7 @@ class PoolComparison:
             for key, value in asdict(measures).items():
                 if key != "requests":
                     out[_suffixed(key, name)] = _rounded(value)
+        out["sam_stats"] = dict(self.sam_stats)
         return out
 
 

@@ -7,9 +7,21 @@ from pathlib import Path
 from benchmarks.common import RESULTS_DIR, VllmServer, sam_flags
 from benchmarks.demo.client import MODEL_NAME
 from benchmarks.demo.identity import NUM_OUTPUT_TOKENS
-from benchmarks.demo.workload import Workload
+from benchmarks.demo.model import DEMO_MODEL
+from benchmarks.demo.workload import Workload, build_workload, load_trace
 
 BLOCK_SIZE = 32
+
+
+def demo_workload(num_rows: int = 200) -> Workload:
+    """The first rows of the trace, a sixteenth in tokens and a tenth in gaps."""
+    return build_workload(
+        load_trace(),
+        num_rows=num_rows,
+        token_divisor=16,
+        gap_divisor=10.0,
+        vocab_size=DEMO_MODEL.vocab_size,
+    )
 
 
 def pool_blocks(workload: Workload, fraction: float) -> int:
@@ -44,11 +56,17 @@ def server_args(workload: Workload, num_blocks: int) -> list[str]:
 
 
 def make_server(
-    model: Path, workload: Workload, num_blocks: int, *, hints: bool
+    model: Path,
+    workload: Workload,
+    num_blocks: int,
+    *,
+    hints: bool,
+    port: int | None = None,
 ) -> VllmServer:
     name = f"{'hints' if hints else 'stock'}-{num_blocks}"
     return VllmServer(
         model,
         [*server_args(workload, num_blocks), *(sam_flags() if hints else [])],
         log_path=RESULTS_DIR / f"demo-server-{name}.log",
+        port=port,
     )

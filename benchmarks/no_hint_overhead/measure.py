@@ -10,7 +10,7 @@ from vllm import __version__ as vllm_version
 
 from benchmarks.common import machine
 from benchmarks.no_hint_overhead import long_context, mix
-from benchmarks.no_hint_overhead.timing import Ratio
+from benchmarks.no_hint_overhead.timing import Ratio, quiet_gc
 
 AIMS = {
     "cpu_ratio_no_hints": 1.02,
@@ -75,10 +75,11 @@ def measure_mix(
             (name, mix.MixRun(shape, rounds, connector, hinter))
             for name, connector, hinter in ARMS
         ]
-        for turn in range(len(rounds)):
-            shift = (pair + turn) % len(runs)
-            for _, run in runs[shift:] + runs[:shift]:
-                run.serve_round()
+        with quiet_gc():
+            for turn in range(len(rounds)):
+                shift = (pair + turn) % len(runs)
+                for _, run in runs[shift:] + runs[:shift]:
+                    run.serve_round()
         for name, run in runs:
             cpu_s = run.close()
             if pair >= 0:

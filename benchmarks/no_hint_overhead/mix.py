@@ -15,7 +15,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
-from benchmarks.no_hint_overhead.timing import NS_PER_S, StepTimer, quiet_gc
+from benchmarks.no_hint_overhead.timing import NS_PER_S, StepTimer
 from benchmarks.scheduler_harness import (
     VOCAB_SIZE,
     check_idle_pool,
@@ -36,11 +36,11 @@ class MixShape:
     """
 
     num_agents: int = 16
-    num_turns: int = 6
+    num_turns: int = 5
     first_prompt: tuple[int, int] = (1_000, 8_000)
     new_input: tuple[int, int] = (50, 1_500)
     output: tuple[int, int] = (50, 400)
-    num_blocks: int = 8_000
+    num_blocks: int = 7_000
     max_running: int = 16
     async_scheduling: bool = False
 
@@ -154,11 +154,10 @@ class MixRun:
 
     def serve_round(self) -> None:
         requests = next(self._rounds)
-        with quiet_gc():
-            for request in requests:
-                self.timer.add(request)
-            while self.scheduler.has_unfinished_requests():
-                self.timer.step()
+        for request in requests:
+            self.timer.add(request)
+        while self.scheduler.has_unfinished_requests():
+            self.timer.step()
 
     def close(self) -> float:
         """Checks for leaks; returns the CPU seconds of the scheduler."""

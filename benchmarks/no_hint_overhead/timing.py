@@ -61,11 +61,13 @@ class StepTimer:
 def quiet_gc() -> Iterator[None]:
     """Keeps collections out of the timings; vLLM freezes its heap likewise."""
     gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
+        gc.unfreeze()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

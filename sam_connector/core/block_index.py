@@ -316,10 +316,7 @@ class BlockIndex:
         if old is None and not joining:
             return
         segment.deadlines[holder] = deadline
-        if deadline >= segment.expire_at:
-            segment.expire_at = deadline
-        elif old == segment.expire_at:
-            segment.expire_at = max(segment.deadlines.values())
+        _update_latest(segment, old, deadline)
         self._retention.refresh(segment)
 
     def _leave(self, segment: Segment, holder: Holder, *, front: bool) -> None:
@@ -327,8 +324,7 @@ class BlockIndex:
         self.num_records -= len(segment.hashes)
         if not any(other in segment.deadlines for other in holder.siblings):
             segment.num_sessions -= 1
-        if deadline and deadline == segment.expire_at:
-            segment.expire_at = max(segment.deadlines.values(), default=0.0)
+        _update_latest(segment, deadline, None)
         self._retention.refresh(segment, front=front, num_own_users=holder.num_active)
         self._prune(segment)
 
@@ -383,8 +379,11 @@ class BlockIndex:
             sessions = {id(holder.siblings) for holder in segment.deadlines}
             if len(sessions) != segment.num_sessions:
                 raise IntegrityError(f"{len(sessions)} sessions hold a segment")
-            if segment.expire_at != max(segment.deadlines.values(), default=0.0):
+            deadlines = list(segment.deadlines.values())
+            if segment.expire_at != max(deadlines, default=0.0):
                 raise IntegrityError("segment has the wrong deadline")
+            if segment.num_latest != deadlines.count(segment.expire_at):
+                raise IntegrityError("segment has the wrong number of latest holders")
             if not (segment.deadlines or segment.children or segment.num_leaves):
                 raise IntegrityError("segment is held by nobody")
             for block_hash, child in segment.children.items():
@@ -405,6 +404,24 @@ class BlockIndex:
             if segment.num_leaves != count:
                 raise IntegrityError(f"{count} contexts end in a segment")
         self._retention.check_integrity(segments)
+
+
+def _update_latest(segment: Segment, old: float | None, new: float | None) -> None:
+    """Keeps ``expire_at`` when a holder's deadline changes, comes or goes.
+
+    Looks at all holders only when the last one with the latest deadline is gone: a
+    prefix that thousands of sessions share loses them one by one in O(1).
+    """
+    if old is not None and old == segment.expire_at:
+        segment.num_latest -= 1
+    if new is not None and new > segment.expire_at:
+        segment.expire_at, segment.num_latest = new, 1
+    elif new is not None and new == segment.expire_at:
+        segment.num_latest += 1
+    if segment.num_latest == 0 and segment.expire_at > 0.0:
+        deadlines = segment.deadlines.values()
+        segment.expire_at = max(deadlines, default=0.0)
+        segment.num_latest = sum(d == segment.expire_at for d in deadlines)
 
 
 def _common(segment: Segment, hashes: Sequence[BlockHash], num_blocks: int) -> int:

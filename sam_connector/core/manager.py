@@ -198,9 +198,7 @@ class SessionAwareManager:
             ]
         return self._edits.apply(key, edits)
 
-    def set_lease(
-        self, key: SessionKey, ttl_s: float, now: float
-    ) -> EditStatus | None:
+    def set_lease(self, key: SessionKey, ttl_s: float, now: float) -> EditStatus | None:
         """Leases all contexts of a session for ``ttl_s``; 0 ends their leases.
 
         Returns:

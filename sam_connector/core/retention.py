@@ -83,6 +83,7 @@ class Segment:
             its lease in monotonic seconds, 0 for none.
         num_sessions: distinct sessions among them (RFC: ``session_ref_cnt``).
         expire_at: the latest of the deadlines (RFC: ``ttl_expire_at``).
+        num_latest: how many holders have that deadline.
         num_leaves: contexts that end here, whether or not they still hold it.
         zone: where its free blocks belong; ``None`` while nobody holds it.
         was_shared: more than one session has held it at a time.
@@ -96,6 +97,7 @@ class Segment:
         "expire_at",
         "group_id",
         "hashes",
+        "num_latest",
         "num_leaves",
         "num_resident",
         "num_sessions",
@@ -116,6 +118,7 @@ class Segment:
         self.deadlines: dict[Any, float] = {}
         self.num_sessions = 0
         self.expire_at = 0.0
+        self.num_latest = 0
         self.num_leaves = 0
         self.zone: Zone | None = None
         self.was_shared = False
@@ -238,6 +241,7 @@ class Retention:
         upper.deadlines = dict(segment.deadlines)
         upper.num_sessions = segment.num_sessions
         upper.expire_at = segment.expire_at
+        upper.num_latest = segment.num_latest
         upper.zone = segment.zone
         upper.was_shared = segment.was_shared
         upper.children = {segment.hashes[0]: segment}

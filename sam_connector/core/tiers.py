@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sam_connector.core.types import (
+    NO_BLOCKS,
     BlockCounts,
     BlockHash,
     EditStatus,
@@ -42,7 +43,7 @@ class OperationHandle:
     """
 
     status: EditStatus
-    blocks: BlockCounts = BlockCounts()
+    blocks: BlockCounts = NO_BLOCKS
     num_bytes: int = 0
     reason: str | None = None
 

@@ -82,6 +82,9 @@ class BlockCounts:
     missing: int = 0
 
 
+NO_BLOCKS = BlockCounts()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditResult:
     """Outcome of one edit; expected outcomes are values, never exceptions."""
@@ -89,7 +92,7 @@ class EditResult:
     type: EditType
     status: EditStatus
     operation_id: str | None = None
-    blocks: BlockCounts = BlockCounts()
+    blocks: BlockCounts = NO_BLOCKS
     num_bytes: int = 0
     reason: str | None = None
 

@@ -14,19 +14,16 @@ by splicing its run: in O(1), however many blocks it has. Inside the zones:
     C  runs by deadline, latest first: who is due back last is given up first.
        (With equal leases least recently used first would be the worst order for
        agents that take turns: everybody loses the cache just before coming back.)
-
-Like vLLM's queue this manipulates two attributes of the given nodes and allocates
-nothing per block. A node is on the list exactly when its ``next_free_block`` is not
-``None``.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from sam_connector.core.free_list import FreeList
 from sam_connector.core.types import Zone
 from sam_connector.errors import IntegrityError
 
@@ -58,15 +55,6 @@ class Claim:
 _NEXT_IN_LINE = Claim(None, Zone.A)
 
 
-class _Sentinel:
-    __slots__ = ("block_id", "next_free_block", "prev_free_block")
-
-    def __init__(self) -> None:
-        self.block_id = -1
-        self.prev_free_block: Any = None
-        self.next_free_block: Any = None
-
-
 def _ignore_shortage(num_missing: int) -> None:
     """Default of ``ZonedFreeQueue.on_shortage``."""
 
@@ -79,7 +67,7 @@ def _by_deadline(claim: Claim) -> float:
     return -claim.deadline
 
 
-class ZonedFreeQueue:
+class ZonedFreeQueue(FreeList):
     """Free blocks in allocation order.
 
     Args:
@@ -102,11 +90,7 @@ class ZonedFreeQueue:
     def __init__(
         self, blocks: Sequence[Any], num_blocks: int, *, enforce: bool = True
     ) -> None:
-        self.fake_free_list_head: Any = _Sentinel()
-        self.fake_free_list_tail: Any = _Sentinel()
-        self.fake_free_list_head.next_free_block = self.fake_free_list_tail
-        self.fake_free_list_tail.prev_free_block = self.fake_free_list_head
-        self.num_free_blocks = 0
+        super().__init__()
         self.claims: list[Claim | None] = [None] * num_blocks
         self.on_shortage: Callable[[int], None] = _ignore_shortage
         self.on_reassigned: Callable[[Any, Claim], None] = _ignore_reassigned
@@ -197,17 +181,6 @@ class ZonedFreeQueue:
             self._report_reassigned(blocks)
         self._link_all(self.fake_free_list_head.next_free_block, blocks)
         self.num_free_blocks += len(blocks)
-
-    def get_all_free_blocks(self) -> list[Any]:
-        """All free blocks in allocation order. O(n): for tests and set-up."""
-        return list(self.iter_blocks_after(None))
-
-    def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
-        """Free blocks in allocation order, after ``cursor`` if one is given."""
-        block = (cursor or self.fake_free_list_head).next_free_block
-        while block is not None and block is not self.fake_free_list_tail:
-            yield block
-            block = block.next_free_block
 
     # --- what the owner of the claims calls ---------------------------------
 
@@ -401,39 +374,6 @@ class ZonedFreeQueue:
             position += 1
         del self._leased[position]
 
-    # --- linking ----------------------------------------------------------------
-
-    def _unlink_first(self, n: int) -> list[Any]:
-        """Takes ``n`` blocks off the front, all of them in zone A."""
-        head = self.fake_free_list_head
-        block = head.next_free_block
-        popped = []
-        for _ in range(n):
-            popped.append(block)
-            following = block.next_free_block
-            block.prev_free_block = block.next_free_block = None
-            block = following
-        head.next_free_block = block
-        block.prev_free_block = head
-        self.num_free_blocks -= n
-        return popped
-
-    def _link_all(self, successor: Any, blocks: Sequence[Any]) -> None:
-        last = successor.prev_free_block
-        for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        last.next_free_block = successor
-        successor.prev_free_block = last
-
-    def _link_run(self, successor: Any, first: Any, last: Any) -> None:
-        predecessor = successor.prev_free_block
-        first.prev_free_block = predecessor
-        predecessor.next_free_block = first
-        last.next_free_block = successor
-        successor.prev_free_block = last
-
     def _append_claimed(self, blocks: Sequence[Any]) -> None:
         """Appends blocks in chains of equal claims, linking while looking.
 
@@ -473,44 +413,35 @@ class ZonedFreeQueue:
     # --- self-check -------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Walks the list: links, counts, order of zones and runs. O(pool)."""
-        previous: Any = self.fake_free_list_head
-        zone, num_retained, num_free = Zone.A, 0, 0
+        """Checks links, counts, and the order of zones and runs. O(pool)."""
+        self._check_links()
         runs: list[Claim] = []
+        boundaries = {
+            Zone.B: self.fake_free_list_tail,
+            Zone.C: self.fake_free_list_tail,
+        }
+        zone, num_retained = Zone.A, 0
         for block in self.iter_blocks_after(None):
-            if block.prev_free_block is not previous:
-                raise IntegrityError(f"block {block.block_id}: broken back link")
             claim = self.claims[block.block_id]
             block_zone = Zone.A if claim is None else claim.zone
             if block_zone < zone:
                 raise IntegrityError(
-                    f"block {block.block_id}: {block_zone} after {zone}"
+                    f"block {block.block_id}: {block_zone} behind {zone}"
                 )
-            if block_zone > Zone.A and zone is Zone.A and block is not self._first_b:
-                raise IntegrityError("boundary of zone B is off")
-            if block_zone is Zone.C and zone < Zone.C and block is not self._first_c:
-                raise IntegrityError("boundary of zone C is off")
-            if block_zone > Zone.A:
-                assert claim is not None
+            for passed in range(zone + 1, block_zone + 1):
+                boundaries[Zone(passed)] = block
+            zone = block_zone
+            if claim is not None and block_zone is not Zone.A:
                 num_retained += 1
                 if not runs or runs[-1] is not claim:
                     if claim.first is not block:
                         raise IntegrityError(f"block {block.block_id}: torn run")
                     runs.append(claim)
-            zone, previous = block_zone, block
-            num_free += 1
-        if self.fake_free_list_tail.prev_free_block is not previous:
-            raise IntegrityError("broken tail link")
-        if (num_free, num_retained) != (self.num_free_blocks, self._num_retained):
-            raise IntegrityError(f"{num_free} free, counted {self.num_free_blocks}")
-        if sum(claim.num_free for claim in runs) != num_retained:
-            raise IntegrityError("runs do not add up")
-        if any(claim.last.next_free_block is claim.first for claim in runs):
-            raise IntegrityError("a run ends before it starts")
+        if (self._first_b, self._first_c) != (boundaries[Zone.B], boundaries[Zone.C]):
+            raise IntegrityError("a boundary is off")
+        lengths = sum(claim.num_free for claim in runs)
+        if not num_retained == lengths == self._num_retained:
+            raise IntegrityError(f"{num_retained} retained, counted {lengths}")
         leased = [claim for claim in runs if claim.zone is Zone.C]
         if leased != self._leased or leased != sorted(leased, key=_by_deadline):
             raise IntegrityError("zone C is out of order")
-        if not leased and self._first_c is not self.fake_free_list_tail:
-            raise IntegrityError("zone C is empty but has a boundary")
-        if len(leased) == len(runs) and self._first_b is not self._first_c:
-            raise IntegrityError("zone B is empty but has a boundary")

@@ -80,7 +80,10 @@ def test_limit_max_records_counts_what_is_held_again() -> None:
     engine.edit("s", evict_range(0, 3))
     engine.turn("t", "xyz")
     assert engine.manager.stats().records == 6
-    engine.turn("s", "abcdef", generated="g")
+    running = engine.start("s", "abcdef")
+    engine.check_integrity()
+    engine.generate(running, "g")
+    engine.finish(running)
     engine.check_integrity()
 
 

@@ -311,9 +311,11 @@ def test_allocation_takes_unclaimed_then_held_then_leased_blocks() -> None:
 
 
 def test_an_expired_lease_is_given_up_before_a_live_one_though_nobody_stepped() -> None:
-    engine = Engine(num_blocks=7)
+    engine = Engine(num_blocks=9)
     engine.turn("live", "abc", ttl=60)
     engine.turn("due", "xyz", ttl=10)
+    engine.fill(2)
+    assert engine.pool.zone_contents() == ("", "", "cbazyx")
     engine.now += 20
     engine.fill(3)
     assert engine.pool.zone_contents()[2] == "cba"

@@ -7,19 +7,17 @@ import pytest
 from sam_connector.core.retention import BlockMetaUpdate
 from sam_connector.core.types import BlockId, Zone
 from sam_connector.errors import IntegrityError
-from tests.core.builders import EVICT, G0, Engine, chain, evict_range, key
+from tests.core.builders import EVICT, G0, Engine, Run, chain, evict_range, key
 
 
 def test_only_a_block_that_holds_the_content_becomes_its_copy() -> None:
     engine = Engine()
+    stranger = engine.start(None, "abc")
+    engine.pool.uncache(engine.runs[stranger].blocks[G0][1])
     request_id = engine.add("s", ttl=60)
-    engine.admit(request_id, "abc")
-    block = engine.runs[request_id].blocks[G0][1]
-    engine.pool.uncache(block)
-    other = engine.add("u", ttl=60)
-    engine.runs[other] = engine.runs[request_id]
-    engine.manager.on_blocks_assigned(other, engine.chains(other), engine.now)
-    engine.finish(request_id)
+    engine.runs[request_id] = Run("abc", engine.runs[stranger].blocks)
+    engine.manager.on_blocks_assigned(request_id, engine.chains(request_id), engine.now)
+    assert engine.ref_cnts("abc") == [1, 1, 1]
     assert engine.manager.stats().protected_blocks == 2
     engine.check_integrity()
 
@@ -42,14 +40,15 @@ def test_a_context_with_null_blocks_is_held_without_a_copy_of_them() -> None:
     engine = Engine()
     request_id = engine.add("s", ttl=60)
     engine.admit(request_id, "abcd")
-    run = engine.runs[request_id]
-    engine.pool.free_blocks(run.blocks[G0][:2])
-    run.blocks[G0][:2] = [engine.pool.blocks[0]] * 2
-    engine.manager.on_blocks_assigned(request_id, engine.chains(request_id), engine.now)
-    engine.generate(request_id, "e")
-    run.blocks[G0] = run.blocks[G0][2:]
+    blocks = engine.runs[request_id].blocks[G0]
+    windowed = Run("abcd", {G0: [engine.pool.blocks[0]] * 2 + blocks[2:]})
+    other = engine.add("u", ttl=60)
+    engine.runs[other] = windowed
+    engine.manager.on_blocks_assigned(other, engine.chains(other), engine.now)
     engine.check_integrity()
-    assert engine.ref_cnts("abcd") == [1] * 4
+    assert engine.ref_cnts("abcd") == [2] * 4
+    engine.manager.free_session(key("s"))
+    engine.check_integrity()
 
 
 def test_the_first_copy_is_kept_where_there_are_two() -> None:
@@ -57,11 +56,10 @@ def test_the_first_copy_is_kept_where_there_are_two() -> None:
     engine.turn("s", "abc", ttl=60)
     first = engine.pool.lookup(chain("abc"), G0)
     request_id = engine.add("s", ttl=60)
-    engine.runs[request_id] = run = type(engine.runs.get("", None) or object, (), {})()
     copies = engine.pool.get_new_blocks(3)
     for block, block_hash in zip(copies, chain("abc"), strict=True):
         engine.pool.cache(block, block_hash, G0)
-    run.text, run.blocks = "abc", {G0: copies}
+    engine.runs[request_id] = Run("abc", {G0: copies})
     engine.manager.on_blocks_assigned(request_id, engine.chains(request_id), engine.now)
     engine.finish(request_id)
     assert engine.manager.stats().protected_blocks == 3

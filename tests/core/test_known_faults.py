@@ -1,0 +1,529 @@
+"""Faults that others had in public, by the numbers of ``tests/known_faults.md``.
+
+Only those that the core can have; each race's guard is removed in ``test_mutants``.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import random
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import sam_connector.core
+from sam_connector.core.limits import Limits
+from sam_connector.core.timer_wheel import TimerWheel
+from sam_connector.core.ttl import LeaseTable
+from sam_connector.core.types import EditStatus, EditType, SessionHint, Zone
+from sam_connector.core.zoned_queue import ZonedFreeQueue
+from tests.core.builders import EVICT, G0, PREFETCH, Engine, FakeTier, chain, key
+from tests.core.pool import FakeBlock
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+def _imports_of_the_core() -> dict[str, set[str]]:
+    """Top-level modules that each file of the core imports."""
+    imports: dict[str, set[str]] = {}
+    for path in Path(sam_connector.core.__file__).parent.glob("*.py"):
+        names = imports.setdefault(path.name, set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    return imports
+
+
+# --- L: liveness and memory bounds -------------------------------------------------------
+
+
+def test_l03_an_allocation_that_cannot_be_served_fails_at_once() -> None:
+    engine = Engine(num_blocks=9)
+    engine.turn("s", "abcdef", ttl=3600)
+    engine.fill(2)
+    for num_blocks in (7, 100):
+        with pytest.raises(ValueError, match="cannot get"):
+            engine.fill(num_blocks)
+    with pytest.raises(ValueError, match="cannot take"):
+        engine.pool.free_queue.popleft_n(7)
+    # A refused allocation costs nobody anything.
+    assert engine.pool.zone_contents()[2] == "fedcba"
+
+
+def test_l03_relief_ends_though_nothing_can_be_given_up() -> None:
+    engine = Engine(num_blocks=13, limits=Limits(idle_ttl_s=0.0))
+    for name in ("a", "x"):
+        engine.start(name, name)
+    engine.turn("leased", "pqr", ttl=100)
+    engine.now = math.floor(engine.now) + 1.0
+    engine.fill(10)
+    assert engine.manager.stats().leases_broken == 3
+
+
+def test_l03_nothing_in_the_core_can_wait() -> None:
+    waiting = {"asyncio", "select", "socket", "subprocess", "threading", "queue"}
+    for name, imported in _imports_of_the_core().items():
+        assert not imported & waiting, name
+        assert "time" not in imported or name == "clock.py"
+
+
+def test_l06_a_wholly_protected_pool_serves_every_allocation() -> None:
+    engine = Engine(num_blocks=61, limits=Limits(max_protected_fraction=1.0))
+    for number in range(10):
+        engine.turn(f"s{number}", LETTERS[number * 6 : number * 6 + 6], ttl=10 + number)
+    assert engine.pool.zone_contents()[0] == ""
+    shortages: list[int] = []
+    relieve = engine.pool.free_queue.on_shortage
+    engine.pool.free_queue.on_shortage = lambda n: (shortages.append(n), relieve(n))[0]
+    assert len(engine.fill(1)) == 1
+    # In the documented order: who is due back last is given up first, tail first.
+    assert engine.pool.free_contents().startswith(LETTERS[54:59][::-1])
+    assert len(engine.fill(59)) == 59
+    assert shortages == [1, 59]
+    assert engine.manager.stats().leases_broken == 60
+    engine.check_integrity()
+
+
+def test_l07_leases_of_sessions_that_never_come_back_end_without_any_step() -> None:
+    engine = Engine(limits=Limits(idle_ttl_s=60.0))
+    for number in range(10_000):
+        engine.turn(f"s{number}", "a", ttl=1)
+        engine.now += 1e-6
+    assert engine.manager.stats().protected_blocks == 1
+    engine.now += 5
+    engine.settle()
+    assert engine.manager.stats().protected_blocks == 0
+    assert engine.manager.stats().leases_expired > 9000
+    engine.now += 65
+    engine.settle()
+    engine.assert_nothing_left()
+
+
+def test_l09_a_session_that_ends_releases_its_own_claims_only() -> None:
+    engine = Engine()
+    engine.turn("parent", "abcdefghij", ttl=100)
+    for number, name in enumerate(("one", "two", "three")):
+        engine.turn(name, f"abcdefghij{number}", ttl=20 * (number + 1), parent="parent")
+    shared = "abcdefghij"
+    assert engine.ref_cnts(shared) == [4] * 10
+    engine.edit("one", EVICT)
+    assert engine.holds(shared) == [(3, 1100.0)] * 10
+    engine.step(41)
+    assert engine.holds(shared) == [(3, 1100.0)] * 10
+    engine.edit("parent", EVICT)
+    assert engine.holds(shared) == [(2, 1060.0)] * 10
+    assert engine.pool.zone_contents()[2] == "2jihgfedcba"
+    engine.check_integrity()
+    assert engine.manager.free_session(key("parent"), tree=True) == 2
+    assert engine.ref_cnts(shared) == [0] * 10
+    engine.assert_nothing_left()
+
+
+def test_l10_a_lease_is_renewed_at_boundaries_and_not_per_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    granted: list[float] = []
+    grant = LeaseTable.grant
+
+    def count(self: LeaseTable, context: Any, deadline: float) -> None:
+        granted.append(deadline)
+        grant(self, context, deadline)
+
+    monkeypatch.setattr(LeaseTable, "grant", count)
+    engine = Engine(num_blocks=1000)
+    request_id = engine.start("s", "abc", ttl=60)
+    for _ in range(500):
+        engine.generate(request_id, "x")
+        engine.step(1)
+    engine.finish(request_id)
+    # At assignment and at completion; the first ended in between.
+    assert len(granted) == 2
+    assert engine.manager.stats().timers == 1
+    assert engine.deadlines("s") == {"abc" + "x" * 500: 60.0}
+
+
+# --- M: the queue and the accounts of blocks -------------------------------------------------
+
+
+def test_m01_a_bad_count_raises_before_anything_changes() -> None:
+    engine = Engine(num_blocks=9)
+    engine.turn("s", "abc", ttl=60)
+    engine.turn("u", "xy")
+    before = engine.pool.zone_contents()
+    for n in (-1, -100, 9, 10_000):
+        with pytest.raises(ValueError, match="cannot take"):
+            engine.pool.free_queue.popleft_n(n)
+        assert engine.pool.zone_contents() == before
+    assert engine.pool.free_queue.popleft_n(0) == []
+    engine.check_integrity()
+
+
+def test_m01_zones_partition_the_free_blocks_over_a_long_random_life() -> None:
+    rng = random.Random(1)
+    blocks = [FakeBlock(block_id) for block_id in range(40)]
+    queue = ZonedFreeQueue(blocks, 40)
+    claims = [
+        queue.open_claim(n, Zone.C if n % 2 else Zone.B, n % 2 * float(n))
+        for n in range(6)
+    ]
+    used: list[FakeBlock] = []
+    for turn in range(20_000):
+        action = rng.randrange(6)
+        if action == 0:
+            used += queue.popleft_n(rng.randint(0, min(6, queue.num_free_blocks)))
+        elif action == 1 and queue.num_free_blocks:
+            block = rng.choice(queue.get_all_free_blocks())
+            queue.remove(block)
+            used.append(block)
+        elif action in (2, 3):
+            rng.shuffle(used)
+            count = rng.randint(0, len(used))
+            freed, used = used[:count], used[count:]
+            (queue.append_n if action == 2 else queue.prepend_n)(freed)
+        elif action == 4:
+            queue.claim(rng.choice(blocks), rng.choice(claims))
+        else:
+            claim, leased = rng.choice(claims), rng.random() < 0.5
+            zone = Zone.C if leased else Zone.B
+            queue.move_claim(claim, zone, leased * float(rng.randrange(9)))
+        if turn % 20 == 0:
+            queue.check_integrity()
+        assert queue.num_free_blocks + len(used) == 40
+
+
+@pytest.fixture(name="real_pool")
+def _real_pool(kv_cache_utils: ModuleType) -> Any:
+    """vLLM's own ``BlockPool`` over the zoned queue."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    pool = BlockPool(num_gpu_blocks=9, enable_caching=True, hash_block_size=16)
+    free = pool.free_block_queue.get_all_free_blocks()
+    for block in free:
+        block.prev_free_block = block.next_free_block = None
+    pool.free_block_queue = ZonedFreeQueue(free, 9)
+    return pool
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(180)
+def test_m03_null_and_duplicate_blocks_are_not_inserted_twice(real_pool: Any) -> None:
+    queue = real_pool.free_block_queue
+    claim = queue.open_claim("s", Zone.C, 5.0)
+    blocks = real_pool.get_new_blocks(3)
+    queue.claim(blocks[0], claim)
+    real_pool.free_blocks([real_pool.null_block, blocks[0], blocks[0], blocks[1]])
+    real_pool.free_blocks([blocks[0]])
+    queue.check_integrity()
+    assert queue.num_free_blocks == 7
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(180)
+def test_m04_a_block_freed_twice_is_handed_out_once(real_pool: Any) -> None:
+    blocks = real_pool.get_new_blocks(4)
+    real_pool.free_blocks(blocks)
+    real_pool.free_blocks(blocks[:2])
+    for block in blocks:
+        block.ref_cnt = 0
+    handed_out = [block.block_id for block in real_pool.get_new_blocks(8)]
+    assert sorted(handed_out) == list(range(1, 9))
+    with pytest.raises(ValueError, match="Cannot get"):
+        real_pool.get_new_blocks(1)
+
+
+def test_m04_ending_a_claim_twice_in_a_row_inserts_nothing_twice() -> None:
+    engine = Engine(num_blocks=9)
+    engine.turn("s", "abc", ttl=60)
+    running = engine.start("s", "abc")
+    engine.edit("s", EVICT, EVICT)
+    engine.manager.free_session(key("s"))
+    engine.finish(running)
+    engine.edit("s", EVICT)
+    engine.check_integrity()
+    assert sorted(b.block_id for b in engine.fill(8)) == list(range(1, 9))
+
+
+def test_m06_an_old_claim_on_a_block_with_new_content_is_a_no_op() -> None:
+    engine = Engine(num_blocks=5, limits=Limits(max_protected_fraction=1.0))
+    engine.turn("old", "abcd", ttl=10)
+    engine.turn("new", "wxyz", ttl=100)
+    assert engine.holds("wxyz") == [(1, 1100.0)] * 4
+    # The old lease ends, is evicted, is freed: the new content stays protected.
+    engine.step(11)
+    engine.edit("old", EVICT)
+    engine.manager.free_session(key("old"))
+    assert engine.pool.zone_contents() == ("", "", "zyxw")
+    assert engine.manager.stats().protected_blocks == 4
+    engine.check_integrity()
+
+
+def test_m06_a_block_that_a_stranger_was_given_is_under_no_claim() -> None:
+    engine = Engine(num_blocks=5, limits=Limits(max_protected_fraction=1.0))
+    engine.turn("old", "abcd", ttl=100)
+    engine.turn(None, "wxyz")
+    assert engine.pool.zone_contents() == ("zyxw", "", "")
+    engine.check_integrity()
+
+
+def test_m06_a_request_with_other_content_in_its_blocks_claims_none_of_them() -> None:
+    engine = Engine()
+    engine.turn("owner", "abc", ttl=100)
+    stranger = engine.start(None, "xyz")
+    request_id = engine.add("s", ttl=60)
+    engine.runs[request_id] = engine.runs[stranger]
+    engine.runs[request_id].text = "pqr"
+    engine.manager.on_blocks_assigned(request_id, engine.chains(request_id), engine.now)
+    assert engine.ref_cnts("pqr") == [1, 1, 1]
+    assert engine.manager.stats().protected_blocks == 3
+    engine.check_integrity()
+
+
+def test_m06_content_that_was_lost_is_not_evicted_in_its_successors_name() -> None:
+    engine = Engine(num_blocks=9)
+    engine.turn("s", "abc", ttl=60)
+    block = engine.pool.lookup(chain("abc"), G0)[1]
+    engine.pool.uncache(block)
+    engine.pool.cache(block, chain("q")[0], G0)
+    engine.turn("u", "q", ttl=90)
+    engine.edit("s", EVICT)
+    engine.check_integrity()
+    assert engine.pool.zone_contents()[2] == "q"
+
+
+def test_m07_a_shared_block_is_counted_once() -> None:
+    engine = Engine(num_blocks=101, limits=Limits(max_protected_fraction=1.0))
+    text = "".join(chr(200 + number) for number in range(100))
+    for number in range(5):
+        engine.turn(f"s{number}", text, ttl=60)
+    stats = engine.manager.stats()
+    assert (stats.protected_blocks, stats.claimed_blocks) == (100, 100)
+    assert stats.protected_blocks <= engine.num_blocks
+    assert stats.records == 500
+    assert engine.ref_cnts(text) == [5] * 100
+
+
+# --- N: timers and clocks ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ttl", [1e-9, 0.999, 1, 3599.999, 3600, True])
+def test_n01_a_lease_ends_within_a_tick_of_its_ttl(ttl: float) -> None:
+    engine = Engine(now=1000.25)
+    engine.turn("s", "abc", ttl=ttl)
+    engine.now += ttl - min(ttl, 1e-6)
+    engine.step()
+    assert engine.manager.stats().leases_expired == 0
+    engine.step(1.0 + 1e-6)
+    assert engine.manager.stats().leases_expired == 1
+
+
+@pytest.mark.parametrize("ttl", [3600.0001, 1e18, math.inf])
+def test_n01_a_ttl_beyond_the_bound_is_the_bound(ttl: float) -> None:
+    engine = Engine()
+    engine.turn("s", "abc", ttl=ttl)
+    assert engine.deadlines("s") == {"abc": 3600.0}
+    engine.step(3599)
+    assert engine.manager.stats().leases_expired == 0
+    engine.step(1)
+    assert engine.manager.stats().leases_expired == 1
+    for _ in range(10):
+        engine.step(1)
+    assert engine.manager.stats().leases_expired == 1
+
+
+@pytest.mark.parametrize("ttl", [0, -1, -1e18, math.nan, -math.inf])
+def test_n01_a_ttl_that_is_none_protects_nothing_and_never_reaches_the_wheel(
+    ttl: float,
+) -> None:
+    engine = Engine()
+    engine.turn("s", "abc", ttl=ttl)
+    engine.manager.set_lease(key("s"), ttl, engine.now)
+    assert engine.deadlines("s") == {"abc": 0.0}
+    assert engine.manager.stats().leases_granted == 0
+    assert engine.pool.zone_contents()[1:] == ("cba", "")
+    engine.check_integrity()
+
+
+def test_n03_a_day_of_renewals_every_ten_seconds_stays_exact() -> None:
+    wheel: TimerWheel[str] = TimerWheel(now=0.0)
+    wheel.register("renewed", 30.0)
+    wheel.register("probe 0", 25.0)
+    due = 25.0
+    for now in range(1, 86_401):
+        if now % 10 == 0:
+            wheel.register("renewed", now + 30.0)
+        for fired in wheel.advance(float(now), 100):
+            assert fired.startswith("probe")
+            assert due <= now <= due + 1
+            due = now + 25.5
+            wheel.register(f"probe {now}", due)
+    wheel.check_integrity()
+    assert len(wheel) == 2
+
+
+def test_n04_a_deadline_beyond_the_wheel_does_not_fire_early() -> None:
+    wheel: TimerWheel[int] = TimerWheel(num_slots=8)
+    for ticks in range(8, 101):
+        wheel.register(ticks, float(ticks))
+    for now in range(1, 102):
+        assert wheel.advance(float(now), 100) == ([now] if 8 <= now <= 100 else [])
+
+
+def test_n06_a_timer_re_armed_while_it_fires_does_not_fire_again_at_once() -> None:
+    wheel: TimerWheel[str] = TimerWheel()
+    for name in ("a", "b", "c"):
+        wheel.register(name, 5.0)
+    fired: list[str] = []
+    for _ in range(20):
+        for name in wheel.advance(5.0, limit=1):
+            fired.append(name)
+            # With a deadline that has passed, while the slot is half drained.
+            wheel.register(name, 5.0)
+    assert fired == ["a", "b", "c"]
+    assert sorted(wheel.advance(6.0, 100)) == ["a", "b", "c"]
+
+
+def test_n06_a_timer_removed_by_another_of_its_slot_is_not_lost_or_doubled() -> None:
+    wheel: TimerWheel[str] = TimerWheel()
+    for name in ("a", "b", "c", "d"):
+        wheel.register(name, 5.0)
+    (first,) = wheel.advance(5.0, limit=1)
+    assert wheel.remove("c")
+    assert not wheel.remove(first)
+    assert wheel.advance(5.0, 100) == ["b", "d"]
+    assert wheel.advance(1e6, 100) == []
+
+
+def test_n06_a_running_context_whose_idle_time_is_over_is_re_armed_once() -> None:
+    engine = Engine(limits=Limits(idle_ttl_s=3.0, max_expiries_per_step=1))
+    running = [engine.start(f"s{number}", "abc") for number in range(4)]
+    for _ in range(50):
+        engine.step(1)
+    assert engine.manager.stats().timers == 4
+    for request_id in running:
+        engine.finish(request_id)
+    for _ in range(12):
+        engine.step(1)
+    engine.assert_nothing_left()
+
+
+def test_n07_a_jump_of_the_wall_clock_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine()
+    engine.turn("s", "abc", ttl=60)
+    for jump in (86_400.0, -86_400.0):
+        monkeypatch.setattr(time, "time", lambda jump=jump: 1e9 + jump)
+        engine.step(1)
+        assert engine.pool.zone_contents()[2] == "cba"
+    engine.step(60)
+    assert engine.manager.stats().leases_expired == 1
+
+
+def test_n07_the_core_reads_no_clock() -> None:
+    for name, imported in _imports_of_the_core().items():
+        assert "datetime" not in imported, name
+        assert "time" not in imported or name == "clock.py"
+
+
+@pytest.mark.parametrize("path", ["step", "settle", "edit", "lease", "pressure"])
+def test_n09_every_path_sees_that_a_lease_is_over(path: str) -> None:
+    engine = Engine(num_blocks=9)
+    engine.turn("s", "abc", ttl=10)
+    engine.turn("u", "xyz", ttl=100)
+    engine.now += 11
+    if path == "step":
+        engine.step()
+    elif path == "settle":
+        engine.settle()
+    elif path == "edit":
+        engine.edit("nobody", EVICT)
+    elif path == "lease":
+        engine.manager.set_lease(key("nobody"), 5, engine.now)
+    else:
+        engine.fill(3)
+    assert engine.deadlines("s") == {"abc": 0.0}
+    assert engine.pool.zone_contents()[2] == "zyx"
+
+
+def test_n10_an_evict_during_a_prefetch_reaches_the_tier_and_its_end_is_harmless() -> (
+    None
+):
+    tier = FakeTier(EditType.PREFETCH, EditType.EVICT)
+    engine = Engine(tiers=[tier])
+    engine.turn("s", "abc", ttl=10)
+    (prefetch,) = engine.edit("s", PREFETCH)
+    (evict,) = engine.edit("s", EVICT)
+    assert evict.status is EditStatus.COMPLETED
+    assert [call[0] for call in tier.calls] == ["register_cache", "prefetch", "evict"]
+    assert prefetch.operation_id is not None
+    tier.finish(prefetch.operation_id, EditStatus.PARTIAL)
+    engine.step()
+    known = engine.manager.edits.operations.get(prefetch.operation_id)
+    assert known is not None
+    assert known[1].status is EditStatus.PARTIAL
+    engine.assert_nothing_left()
+
+
+def test_n10_the_end_of_a_lease_touches_no_block_in_use() -> None:
+    engine = Engine()
+    engine.turn("s", "abc", ttl=10)
+    reader = engine.start(None, "abc")
+    engine.step(11)
+    engine.edit("s", EVICT)
+    engine.pool.free_blocks(engine.fill(engine.pool.num_free_blocks))
+    blocks = engine.runs[reader].blocks[G0]
+    assert engine.pool.contents(blocks) == "abc"
+    assert {block.ref_cnt for block in blocks} == {1}
+    engine.finish(reader)
+    engine.check_integrity()
+
+
+# --- P: what of the HTTP faults reaches the core ---------------------------------------------------
+
+
+def test_p09_two_requests_with_one_id_leave_no_count_behind() -> None:
+    engine = Engine()
+    request_id = engine.start("s", "abc", ttl=60)
+    engine.num_requests -= 1
+    assert engine.add("s", ttl=60) == request_id
+    engine.check_integrity()
+    engine.finish(request_id)
+    engine.edit("s", EVICT)
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("name", ["", "0123456789abcdef", "x" * 4096, "a b/ c\u2028é"])
+def test_p12_request_ids_are_opaque(name: str) -> None:
+    engine = Engine()
+    engine.manager.on_request_added(name, SessionHint(session=key("s"), ttl_s=60))
+    engine.admit(name, "abc")
+    engine.finish(name)
+    assert engine.deadlines("s") == {"abc": 60.0}
+
+
+def test_p13_the_children_of_one_request_are_one_session() -> None:
+    engine = Engine()
+    for step in range(5):
+        children = [engine.start("s", "abc" + "de"[:step] + str(n)) for n in range(4)]
+        for request_id in children:
+            engine.finish(request_id)
+        engine.step(1)
+    engine.check_integrity()
+    stats = engine.manager.stats()
+    assert stats.sessions == 1
+    assert stats.timers <= Limits().max_contexts
+    engine.step(3601)
+    engine.step(3601)
+    engine.assert_nothing_left()
+
+
+def test_p15_a_request_without_an_id_creates_no_session() -> None:
+    engine = Engine()
+    engine.turn(None, "abc")
+    assert engine.manager.stats().sessions == 0
