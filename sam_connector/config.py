@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sam_connector.core.limits import Limits
@@ -39,7 +39,7 @@ class SamConfig:
 
     sam: SamMode = SamMode.ON
     ranges: bool = False
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     @classmethod
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> Self:
@@ -51,7 +51,7 @@ class SamConfig:
             ConfigurationError: with one line per unknown key or bad value.
         """
         problems: list[str] = []
-        limit_fields = {field.name: field for field in dataclasses.fields(Limits)}
+        limit_fields = {f.name: f for f in dataclasses.fields(Limits)}
         known = {"sam", "ranges", *limit_fields}
         problems += [
             f"unknown key {key!r}; known keys are {', '.join(sorted(known))}"
@@ -67,10 +67,10 @@ class SamConfig:
             problems.append(f"ranges must be true or false; got {ranges!r}")
             ranges = False
         limits: dict[str, Any] = {}
-        for name, field in limit_fields.items():
+        for name, limit in limit_fields.items():
             if name in extra_config:
                 value = extra_config[name]
-                problem = _problem_with(name, value, integral=field.type == "int")
+                problem = _problem_with(name, value, integral=limit.type == "int")
                 if problem is None:
                     limits[name] = value
                 else:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.demo.serve``: the demo's server with the connector, by hand."""
+"""``python -m benchmarks.demo.serve``: the demo's server, ours, for use by hand."""
 
 from __future__ import annotations
 

@@ -141,12 +141,12 @@ class ControlService:
             results = [_rejected(edit, "the engine is paused") for edit in edits]
         else:
             results = host.apply_edits(key, edits)
-        if command.wait_s > 0 and any(map(_is_open, results)):
-            if len(self._waiters) < _MAX_WAITERS:
-                answer: Future[str] = Future()
-                deadline = host.now() + command.wait_s
-                self._waiters.append(_Waiter(answer, key, results, deadline))
-                return answer
+        may_wait = command.wait_s > 0 and len(self._waiters) < _MAX_WAITERS
+        if may_wait and any(map(_is_open, results)):
+            answer: Future[str] = Future()
+            deadline = host.now() + command.wait_s
+            self._waiters.append(_Waiter(answer, key, results, deadline))
+            return answer
         return self._edits_reply(key, results)
 
     def _edits_reply(self, key: SessionKey, results: Sequence[EditResult]) -> str:

@@ -37,8 +37,11 @@ class BlockPoolPort(Protocol):
         free_queue: the free ones among them.
     """
 
-    blocks: Sequence[Any]
-    free_queue: ZonedFreeQueue
+    @property
+    def blocks(self) -> Sequence[Any]: ...
+
+    @property
+    def free_queue(self) -> ZonedFreeQueue: ...
 
     def update_block_meta(
         self,

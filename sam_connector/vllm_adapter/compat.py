@@ -100,7 +100,7 @@ def missing_internals(kv_cache_manager: Any) -> list[str]:
     from vllm.v1.request import Request
 
     missing = []
-    pool = getattr(kv_cache_manager, "block_pool", None)
+    pool: Any = getattr(kv_cache_manager, "block_pool", None)
     coordinator = getattr(kv_cache_manager, "coordinator", None)
     if not hasattr(coordinator, "single_type_managers"):
         missing.append("KVCacheManager.coordinator.single_type_managers")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from sam_connector.config import SamConfig, SamMode
 from sam_connector.core.clock import Clock, MonotonicClock
-
 from sam_connector.core.manager import SessionAwareManager
 from sam_connector.core.tiers import SupportsSessionAwareKVManagement
 from sam_connector.core.types import Edit, EditResult, SessionKey
