@@ -90,7 +90,8 @@ def completion_pairs(num_pairs: int) -> tuple[list[float], list[float]]:
     ours = LongSession("sam", hinted=True, num_turns=num_pairs)
     for session in (stock, ours):
         session.complete_turn()
-    stock_ns, ours_ns = [], []
+    stock_ns: list[float] = []
+    ours_ns: list[float] = []
     for pair in range(num_pairs):
         arms = [(stock, stock_ns), (ours, ours_ns)]
         for session, times_ns in arms if pair % 2 else reversed(arms):

@@ -97,8 +97,9 @@ def _agent_turns(shape: MixShape, rng: random.Random, agent: int) -> list[Planne
                 session_id=f"agent-{agent}",
                 parent_id=None if agent == lead else f"agent-{lead}",
                 prompt_token_ids=tokens,
-                prompt_hashes=make_request("", tokens, block_size=BLOCK_SIZE)
-                .block_hashes,
+                prompt_hashes=make_request(
+                    "", tokens, block_size=BLOCK_SIZE
+                ).block_hashes,
                 max_tokens=max_tokens,
                 is_last=number == shape.num_turns - 1,
             )

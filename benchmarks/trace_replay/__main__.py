@@ -35,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     from vllm import __version__ as vllm_version
 
+    from benchmarks.trace_replay.records import ServiceModel
     from benchmarks.trace_replay.runs import as_json, jittered, run_pool
     from benchmarks.trace_replay.sam_policy import HintRules
-    from benchmarks.trace_replay.server import ServiceModel
     from benchmarks.trace_replay.workload import build_workload, read_trace
 
     started_s = time.monotonic()

@@ -14,7 +14,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    KVCacheBlock,
+    get_block_hash,
+    make_block_hash_with_group_id,
+)
 
 from benchmarks.trace_replay.policies import Policy
 
@@ -140,8 +145,7 @@ class BeladyQueue(KeyedFreeQueue):
     def key(self, block: KVCacheBlock) -> SortKey:
         if block.block_hash is None:
             return (-math.inf,)
-        # The last four bytes of a pool key name the KV cache group.
-        next_use_s = self._next_use.at(block.block_hash[:-4])
+        next_use_s = self._next_use.at(get_block_hash(block.block_hash))
         return (-next_use_s, -(block.block_hash_num_tokens or 0))
 
 
@@ -158,7 +162,7 @@ class BeladyPolicy(Policy):
         self._next_use = NextUse(workload, self._arrival_s)
         free = self._pool.free_block_queue.get_all_free_blocks()
         self._queue = BeladyQueue(free, self._next_use)
-        self._pool.free_block_queue = self._queue
+        self._pool.free_block_queue = self._queue  # type: ignore[assignment]
 
     def on_admitted(self, turn: Turn, request: Request, num_cached: int) -> None:
         self._next_use.admitted(turn.index)
@@ -168,10 +172,9 @@ class BeladyPolicy(Policy):
         for block_hash in request.block_hashes[first:]:
             self._rekey_copies(block_hash)
 
-    def _rekey_copies(self, block_hash: bytes) -> None:
-        entry = self._pool.cached_block_hash_to_block._cache.get(
-            block_hash + (0).to_bytes(4, "big")
-        )
+    def _rekey_copies(self, block_hash: BlockHash) -> None:
+        key = make_block_hash_with_group_id(block_hash, 0)
+        entry = self._pool.cached_block_hash_to_block._cache.get(key)
         copies = entry.values() if isinstance(entry, dict) else [entry]
         for block in copies:
             if block is not None:

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, replace
 
 from benchmarks.trace_replay.belady import BeladyPolicy
 from benchmarks.trace_replay.policies import Policy
+from benchmarks.trace_replay.records import Replay, ServiceModel
 from benchmarks.trace_replay.sam_policy import HintRules, SamPolicy
-from benchmarks.trace_replay.server import Replay, ServiceModel, VirtualServer
+from benchmarks.trace_replay.server import VirtualServer
 from benchmarks.trace_replay.workload import Workload
 
 #: The clairvoyant arm needs a timeline to look ahead on; it is run on that of the

@@ -17,49 +17,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from vllm.sampling_params import SamplingParams
-from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-)
 from vllm.v1.request import Request, RequestStatus
 
+from benchmarks.trace_replay.engine_parts import make_kv_cache_manager, make_request
 from benchmarks.trace_replay.policies import Policy
-from benchmarks.trace_replay.workload import Context, Turn, Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceModel:
-    """How long work takes in virtual time."""
-
-    prefill_tokens_per_s: float = 15_000.0
-    decode_step_s: float = 0.020
-    growth_tokens: int = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What happened to one request; times in virtual seconds.
-
-    ``cached_tokens`` is of its first admission; ``recomputed_tokens`` of all.
-    """
-
-    index: int
-    arrival_s: float
-    admitted_s: float
-    first_token_s: float
-    end_s: float
-    input_tokens: int
-    cached_tokens: int
-    recomputed_tokens: int
-
-    @property
-    def ttft_s(self) -> float:
-        return self.first_token_s - self.arrival_s
+from benchmarks.trace_replay.records import Replay, Served, ServiceModel
+from benchmarks.trace_replay.workload import Turn, Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -81,23 +45,6 @@ class _Job:
         return self.turn.num_tokens - self.request.num_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """One finished run.
-
-    Attributes:
-        served: by turn index.
-        use_peak: largest share of the pool held by running requests.
-        use_mean: the same, averaged over virtual time.
-        num_preemptions: requests that lost their blocks while running.
-    """
-
-    served: list[Served]
-    use_peak: float
-    use_mean: float
-    num_preemptions: int
-
-
 class VirtualServer:
     """Runs a workload once, closed loop, under one policy."""
 
@@ -115,7 +62,9 @@ class VirtualServer:
         self.service = service or ServiceModel()
         # One block more than the pool: vLLM keeps the null block for itself.
         num_blocks = pool_tokens // workload.block_size + 1
-        self.manager = _kv_cache_manager(num_blocks, workload.block_size, max_model_len)
+        self.manager = make_kv_cache_manager(
+            num_blocks, workload.block_size, max_model_len
+        )
         self.now_s = 0.0
         self._followers = workload.followers()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -162,7 +111,7 @@ class VirtualServer:
         self._at(time_s, lambda: self._arrive(turn))
 
     def _arrive(self, turn: Turn) -> None:
-        job = _Job(turn, _request(turn), self.now_s)
+        job = _Job(turn, make_request(turn), self.now_s)
         self.policy.on_arrival(turn, job.request)
         self._waiting.append(job)
         self._start_followers(turn, after_start=True)
@@ -287,42 +236,3 @@ class VirtualServer:
         again = sum(block_hash in self._computed for block_hash in missed)
         self._computed.update(missed)
         return again * block_size
-
-
-def _request(turn: Turn) -> Request:
-    context = turn.context
-
-    def known_hashes(request: Request) -> list[BlockHash]:
-        # Hashed once per context, with vLLM's function, for all runs.
-        num_full = request.num_tokens // context.block_size
-        return context.block_hashes[len(request.block_hashes) : num_full]
-
-    return Request(
-        request_id=f"{turn.session}#{turn.index}",
-        prompt_token_ids=context.token_ids[: turn.input_tokens],
-        sampling_params=SamplingParams(
-            max_tokens=turn.output_tokens, ignore_eos=True, temperature=0.0
-        ),
-        pooling_params=None,
-        arrival_time=0.0,
-        block_hasher=known_hashes,
-    )
-
-
-def _kv_cache_manager(
-    num_blocks: int, block_size: int, max_model_len: int
-) -> KVCacheManager:
-    spec = FullAttentionSpec(
-        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
-    return KVCacheManager(
-        kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer.0"], spec)],
-        ),
-        max_model_len=max_model_len,
-        scheduler_block_size=block_size,
-        hash_block_size=block_size,
-        enable_caching=True,
-    )

@@ -81,7 +81,7 @@ def test_the_group_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
 def test_a_server_that_exits_shows_its_log(tmp_path: Path) -> None:
     server = VllmServer(tmp_path, ["--urk"], log_path=tmp_path / "log")
     server._command = [sys.executable, "-c", "raise SystemExit('no such flag')"]
-    with pytest.raises(ServerError, match="exited; end of .*\nno such flag"):
+    with pytest.raises(ServerError, match=r"exited; end of .*\nno such flag"):
         server.launch().wait_healthy()
     assert not server.is_running
 

@@ -95,11 +95,11 @@ class Engine:
                 tiers=lambda: self.tiers,
                 ranges_enabled=self.ranges,
             )
-            self.pool.free_queue.on_shortage = lambda num_missing: (
-                self.manager.relieve(num_missing, self.now)
+            self.pool.free_queue.on_shortage = lambda num_missing: self.manager.relieve(
+                num_missing, self.now
             )
 
-    # --- requests -------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------
 
     def add(
         self,
@@ -224,7 +224,7 @@ class Engine:
         self.admit(request_id, text)
         return request_id
 
-    # --- the rest of the engine --------------------------------------------------------
+    # --- the rest of the engine ----------------------------------------------
 
     def step(self, seconds: float = 0.0) -> None:
         self.now += seconds
@@ -249,14 +249,12 @@ class Engine:
             self.manager.on_cache_reset()
         return True
 
-    # --- questions -------------------------------------------------------------------
+    # --- questions -----------------------------------------------------------
 
     @property
     def running(self) -> list[str]:
         """Requests that have blocks."""
-        return sorted(
-            request_id for request_id, run in self.runs.items() if run.blocks
-        )
+        return sorted(request_id for request_id, run in self.runs.items() if run.blocks)
 
     def tracks(self, request_id: str) -> bool:
         return self.managed and self.manager.tracks(request_id)
@@ -278,7 +276,9 @@ class Engine:
     def texts(self, session: str) -> list[str]:
         """The session's contexts, least recently used first."""
         index = self.manager.book.index
-        return [text_of(index.hashes(c, self.groups[0])) for c in self.contexts(session)]
+        return [
+            text_of(index.hashes(c, self.groups[0])) for c in self.contexts(session)
+        ]
 
     def deadlines(self, session: str) -> dict[str, float]:
         """Deadline of each of its contexts, in seconds from now."""

@@ -7,8 +7,8 @@ whole seconds with the manager stepping at each.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from sam_connector.core.limits import Limits
 from tests.core.pool import FakePool
@@ -79,7 +79,7 @@ class Model:
         #: Block that is the copy of each held content.
         self.resident: dict[str, int] = {}
 
-    # --- requests --------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------
 
     def add(
         self, request_id: str, key: Key, ttl: float | None, protect: int | None
@@ -141,7 +141,7 @@ class Model:
             request.context.running -= 1
         self._drop_if_empty(request.session)
 
-    # --- control -----------------------------------------------------------------------
+    # --- control -------------------------------------------------------------
 
     def evict(self, key: Key) -> None:
         session = self.sessions.get(key)
@@ -197,7 +197,7 @@ class Model:
             session.contexts.clear()
             self._drop_if_empty(session)
 
-    # --- answers ------------------------------------------------------------------------
+    # --- answers -------------------------------------------------------------
 
     def contexts(self) -> list[ModelContext]:
         return [c for session in self.sessions.values() for c in session.contexts]
@@ -226,7 +226,7 @@ class Model:
         }
         return self.resident
 
-    # --- internals -----------------------------------------------------------------------
+    # --- internals -----------------------------------------------------------
 
     def _is_copy(self, content: str, block_id: int) -> bool:
         block_hash = self.pool.blocks[block_id].block_hash
@@ -238,8 +238,7 @@ class Model:
     def _may_record(self, request: ModelRequest) -> bool:
         session = request.session
         return (
-            self.sessions.get(session.key) is session
-            and session.epoch == request.epoch
+            self.sessions.get(session.key) is session and session.epoch == request.epoch
         )
 
     def _record(
@@ -262,9 +261,12 @@ class Model:
         for index in range(length):
             context.held[index] = context.leased(index)
             content = text[: index + 1]
-            if content not in self.resident and index < len(block_ids):
-                if self._is_copy(content, block_ids[index]):
-                    self.resident[content] = block_ids[index]
+            if (
+                content not in self.resident
+                and index < len(block_ids)
+                and self._is_copy(content, block_ids[index])
+            ):
+                self.resident[content] = block_ids[index]
         return context
 
     def _admit(self, request: ModelRequest, text: str, now: float) -> None:
@@ -342,4 +344,5 @@ class Model:
 
 
 def _common(first: str, second: str) -> int:
-    return len(os.path.commonprefix([first, second]))
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -60,7 +60,7 @@ class FakePool:
         null_block.is_null = True
         self.cached: dict[Content, dict[int, FakeBlock]] = {}
 
-    # --- what vLLM's pool does -------------------------------------------------
+    # --- what vLLM's pool does -----------------------------------------------
 
     @property
     def num_free_blocks(self) -> int:
@@ -76,9 +76,7 @@ class FakePool:
             block.ref_cnt = 1
         return blocks
 
-    def lookup(
-        self, hashes: Iterable[BlockHash], group_id: GroupId
-    ) -> list[FakeBlock]:
+    def lookup(self, hashes: Iterable[BlockHash], group_id: GroupId) -> list[FakeBlock]:
         """The longest cached prefix."""
         hit = []
         for block_hash in hashes:
@@ -104,9 +102,7 @@ class FakePool:
         self.free_queue.prepend_n(unhashed)
         self.free_queue.append_n(hashed)
 
-    def cache(
-        self, block: FakeBlock, block_hash: BlockHash, group_id: GroupId
-    ) -> None:
+    def cache(self, block: FakeBlock, block_hash: BlockHash, group_id: GroupId) -> None:
         block.block_hash = block_hash, group_id
         self.cached.setdefault(block.block_hash, {})[block.block_id] = block
 
@@ -128,7 +124,7 @@ class FakePool:
             block.block_hash = None
         return True
 
-    # --- BlockPoolPort ------------------------------------------------------------
+    # --- BlockPoolPort -------------------------------------------------------
 
     def holds(
         self, block_id: BlockId, block_hash: BlockHash, group_id: GroupId
@@ -155,7 +151,7 @@ class FakePool:
         if 0 < block.ref_cnt <= num_own_users:
             self.free_queue.reuse_when_freed(block)
 
-    # --- for assertions --------------------------------------------------------------
+    # --- for assertions ------------------------------------------------------
 
     def free_order(self) -> list[int]:
         return [block.block_id for block in self.free_queue.get_all_free_blocks()]

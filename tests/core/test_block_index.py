@@ -220,9 +220,7 @@ def test_common_length_agrees_with_counting() -> None:
 def test_without_block_ids_nothing_is_resident() -> None:
     bench = Bench()
     context = bench.context()
-    bench.index.hold(
-        context, G0, chain("abc"), [NULL_BLOCK_ID], 3, deadline=0.0
-    )
+    bench.index.hold(context, G0, chain("abc"), [NULL_BLOCK_ID], 3, deadline=0.0)
     assert bench.index.num_held(context, G0) == 3
     assert bench.index.num_resident(context, G0) == 0
     bench.check()

@@ -27,7 +27,7 @@ def offload_range(start: int, end: int) -> Edit:
     return Edit(type=EditType.OFFLOAD, block_start=start, block_end=end)
 
 
-# --- ranges -----------------------------------------------------------------------------
+# --- ranges -----------------------------------------------------------------
 
 
 def test_a_range_is_half_open() -> None:
@@ -119,7 +119,7 @@ def test_a_range_given_up_is_no_business_of_a_later_lease() -> None:
     engine.check_integrity()
 
 
-# --- protect_blocks ------------------------------------------------------------------------
+# --- protect_blocks ---------------------------------------------------------
 
 
 def protected(engine: Engine, text: str) -> str:
@@ -165,7 +165,7 @@ def test_protect_blocks_has_no_effect_with_ranges_off() -> None:
     assert protected(engine, "abcdef") == "abcdef"
 
 
-# --- tiers -----------------------------------------------------------------------------------
+# --- tiers ------------------------------------------------------------------
 
 
 def test_a_tier_hears_what_a_completed_requests_context_is() -> None:

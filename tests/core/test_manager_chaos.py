@@ -25,8 +25,6 @@ from sam_connector.core.types import Edit, EditStatus, EditType, GroupId
 from tests.core.builders import Engine, FakeTier, key
 
 SESSIONS = st.sampled_from("STUV")
-TEXTS = st.text("ab", min_size=1, max_size=6)
-TTLS = st.sampled_from([None, None, 0, 0.5, 3, 20, 9999])
 RANGES = st.sampled_from([(None, None), (None, None), (0, 2), (1, 3), (2, 9), (0, 1)])
 EDITS = st.builds(
     lambda edit_type, span: Edit(
@@ -34,6 +32,18 @@ EDITS = st.builds(
     ),
     st.sampled_from([EditType.EVICT, EditType.EVICT, EditType.OFFLOAD]),
     RANGES,
+)
+#: Session, how much of its last text is kept and what is added, TTL, protected
+#: blocks, parent, edits.
+Asked = tuple[str | None, int, str, float | None, int | None, str | None, list[Edit]]
+REQUESTS = st.tuples(
+    st.one_of(SESSIONS, SESSIONS, st.none()),
+    st.sampled_from([99, 99, 99, 0, 2, 4, 5]),
+    st.text("ab", max_size=4),
+    st.sampled_from([None, None, 0, 0.5, 3, 20, 9999]),
+    st.sampled_from([None, 0, 2]),
+    st.one_of(st.none(), SESSIONS),
+    st.one_of(st.just([]), st.just([]), st.lists(EDITS, max_size=1)),
 )
 LIMITS = Limits(
     max_sessions=3,
@@ -71,77 +81,80 @@ class ChaosMachine(RuleBasedStateMachine):
                 Engine(num_blocks=num_blocks, groups=group_ids, managed=False)
             )
         self.waiting: dict[str, str] = {}
+        self.last_text: dict[str | None, str] = {}
 
     def everywhere(self, operate: Callable[[Engine], Any]) -> Any:
-        return [operate(engine) for engine in self.engines][0]
+        first, *_ = [operate(engine) for engine in self.engines]
+        return first
 
     def has_room(self, num_blocks: int) -> bool:
         pool, groups = self.engine.pool, self.engine.groups
         return num_blocks * len(groups) <= pool.num_free_blocks
 
-    # --- requests ---------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------
 
+    @rule(request=REQUESTS, generated=st.text("ab", max_size=2), aborted=st.booleans())
+    def turn(self, request: Asked, generated: str, aborted: bool) -> None:
+        request_id = self.begin_request(request)
+        if request_id is not None:
+            self.generate(request_id, generated)
+            self.finish(request_id, aborted, None)
+
+    @rule(request=REQUESTS)
+    def begin(self, request: Asked) -> None:
+        self.begin_request(request)
+
+    @precondition(lambda self: self.engine.runs or self.waiting)
     @rule(
-        session=st.one_of(SESSIONS, st.none()),
-        text=TEXTS,
-        ttl=TTLS,
-        protect=st.sampled_from([None, 0, 2]),
-        parent=st.one_of(st.none(), SESSIONS),
-        edits=st.lists(EDITS, max_size=1),
+        data=st.data(),
+        event=st.sampled_from(["finish", "finish", "admit", "generate", "preempt"]),
+        aborted=st.booleans(),
+        number=st.sampled_from([None, None, 0, 2]),
     )
-    def add(
-        self,
-        session: str | None,
-        text: str,
-        ttl: float | None,
-        protect: int | None,
-        parent: str | None,
-        edits: list[Edit],
+    def go_on(
+        self, data: st.DataObject, event: str, aborted: bool, number: int | None
     ) -> None:
-        if len(self.waiting) + len(self.engine.runs) < 5:
-            request_id = self.everywhere(
-                lambda engine: engine.add(
-                    session, ttl=ttl, protect=protect, parent=parent, edits=edits
-                )
-            )
-            self.waiting[request_id] = text
+        requests = sorted({*self.engine.runs, *self.waiting})
+        request_id = data.draw(st.sampled_from(requests))
+        if event == "finish":
+            self.finish(request_id, aborted, number)
+        elif event == "admit" and request_id in self.waiting:
+            self.admit(request_id, number)
+        elif event == "generate":
+            self.generate(request_id, "ab")
+        elif event == "preempt" and request_id in self.engine.running:
+            self.waiting[request_id] = self.engine.runs[request_id].text
+            self.everywhere(lambda engine: engine.preempt(request_id))
 
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data(), num_blocks=st.sampled_from([99, 2]))
-    def admit(self, data: st.DataObject, num_blocks: int) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+    def begin_request(self, request: Asked) -> str | None:
+        if len(self.waiting) + len(self.engine.running) >= 5:
+            return None
+        session, kept, added, ttl, protect, parent, edits = request
+        text = ((self.last_text.get(session, "")[:kept] + added) or "a")[:9]
+        self.last_text[session] = text
+        request_id: str = self.everywhere(
+            lambda engine: engine.add(
+                session, ttl=ttl, protect=protect, parent=parent, edits=edits
+            )
+        )
+        self.waiting[request_id] = text
+        self.admit(request_id, None)
+        return request_id
+
+    def admit(self, request_id: str, num_blocks: int | None) -> None:
         text = self.waiting[request_id]
         if self.has_room(len(text)):
             del self.waiting[request_id]
             self.everywhere(lambda engine: engine.admit(request_id, text, num_blocks))
 
-    @precondition(lambda self: self.engine.running)
-    @rule(data=st.data(), text=st.text("ab", max_size=2))
-    def generate(self, data: st.DataObject, text: str) -> None:
-        request_id = data.draw(st.sampled_from(self.engine.running))
-        run = self.engine.runs[request_id]
-        missing = len(run.text) + len(text) - len(run.blocks[self.engine.groups[0]])
-        if len(run.text) < 9 and self.has_room(missing):
-            self.everywhere(lambda engine: engine.generate(request_id, text))
+    def generate(self, request_id: str, text: str) -> None:
+        if request_id in self.engine.running:
+            run = self.engine.runs[request_id]
+            missing = len(run.text) + len(text) - len(run.blocks[self.engine.groups[0]])
+            if len(run.text) < 11 and self.has_room(missing):
+                self.everywhere(lambda engine: engine.generate(request_id, text))
 
-    @precondition(lambda self: self.engine.running)
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(self.engine.running))
-        self.waiting[request_id] = self.engine.runs[request_id].text
-        self.everywhere(lambda engine: engine.preempt(request_id))
-
-    @precondition(lambda self: self.engine.runs or self.waiting)
-    @rule(
-        data=st.data(),
-        aborted=st.booleans(),
-        num_computed=st.sampled_from([None, None, 0, 2]),
-    )
-    def finish(
-        self, data: st.DataObject, aborted: bool, num_computed: int | None
-    ) -> None:
-        running = sorted({*self.engine.runs, *self.waiting})
-        request_id = data.draw(st.sampled_from(running))
+    def finish(self, request_id: str, aborted: bool, num_computed: int | None) -> None:
         self.waiting.pop(request_id, None)
         self.everywhere(
             lambda engine: engine.finish(
@@ -149,12 +162,25 @@ class ChaosMachine(RuleBasedStateMachine):
             )
         )
 
-    # --- control ----------------------------------------------------------------------
+    # --- control -------------------------------------------------------------
 
-    @rule(session=SESSIONS, edits=st.lists(EDITS, max_size=2))
-    def edit(self, session: str, edits: list[Edit]) -> None:
-        results = self.engine.edit(session, *edits)
-        assert [result.type for result in results] == [edit.type for edit in edits]
+    @rule(
+        session=SESSIONS,
+        what=st.sampled_from(["lease", "lease", "edit", "edit", "free"]),
+        ttl=st.sampled_from([-1, 0, 2, 40, 1e18]),
+        edits=st.lists(EDITS, min_size=1, max_size=2),
+        tree=st.booleans(),
+    )
+    def control(
+        self, session: str, what: str, ttl: float, edits: list[Edit], tree: bool
+    ) -> None:
+        if what == "lease":
+            self.engine.manager.set_lease(key(session), ttl, self.engine.now)
+        elif what == "edit":
+            results = self.engine.edit(session, *edits)
+            assert [result.type for result in results] == [e.type for e in edits]
+        else:
+            self.engine.manager.free_session(key(session), tree=tree)
 
     @precondition(lambda self: self.tier.operation_ids)
     @rule(
@@ -165,41 +191,35 @@ class ChaosMachine(RuleBasedStateMachine):
         operation_id = data.draw(st.sampled_from(self.tier.operation_ids))
         self.tier.finish(operation_id, status)
 
-    @rule(session=SESSIONS, ttl=st.sampled_from([-1, 0, 2, 40, 1e18]))
-    def set_lease(self, session: str, ttl: float) -> None:
-        self.engine.manager.set_lease(key(session), ttl, self.engine.now)
+    # --- the engine ----------------------------------------------------------
 
-    @rule(session=SESSIONS, tree=st.booleans())
-    def free_session(self, session: str, tree: bool) -> None:
-        self.engine.manager.free_session(key(session), tree=tree)
+    @rule(
+        seconds=st.sampled_from([0, 0.25, 1, 3.7, 30]),
+        stepping=st.sampled_from([True, True, False]),
+    )
+    def time_passes(self, seconds: float, stepping: bool) -> None:
+        if stepping:
+            self.engine.step(seconds)
+        else:
+            self.engine.now += seconds
 
-    # --- the engine -------------------------------------------------------------------
-
-    @rule(seconds=st.sampled_from([0, 0, 0.25, 1, 3.7, 30]))
-    def step(self, seconds: float) -> None:
-        self.engine.step(seconds)
-
-    @rule(seconds=st.sampled_from([0.25, 1, 3.7, 30]))
-    def time_passes(self, seconds: float) -> None:
-        self.engine.now += seconds
-
-    @rule(num_blocks=st.integers(1, 12))
+    @rule(num_blocks=st.integers(1, 14))
     def pressure(self, num_blocks: int) -> None:
         num_blocks = min(num_blocks, self.engine.pool.num_free_blocks)
-        self.everywhere(
-            lambda engine: engine.pool.free_blocks(engine.fill(num_blocks))
-        )
+        self.everywhere(lambda engine: engine.pool.free_blocks(engine.fill(num_blocks)))
 
     @rule(block_id=st.integers(1, 19))
     def content_is_lost(self, block_id: int) -> None:
-        self.everywhere(lambda engine: engine.pool.uncache(engine.pool.blocks[block_id]))
+        self.everywhere(
+            lambda engine: engine.pool.uncache(engine.pool.blocks[block_id])
+        )
 
-    @rule()
-    def reset(self) -> None:
-        if not self.engine.running:
+    @rule(really=st.sampled_from([False] * 5 + [True]))
+    def reset(self, really: bool) -> None:
+        if really and not self.engine.running:
             assert self.everywhere(lambda engine: engine.reset())
 
-    # --- after every step -------------------------------------------------------------
+    # --- after every step ----------------------------------------------------
 
     @invariant()
     def consistent(self) -> None:
@@ -213,7 +233,7 @@ class ChaosMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         for request_id in {*self.engine.runs, *self.waiting}:
-            self.everywhere(lambda engine: engine.finish(request_id, aborted=True))
+            self.finish(request_id, aborted=True, num_computed=None)
         for _ in range(6):
             self.engine.step(100)
             self.engine.settle()

@@ -19,13 +19,19 @@ from tests.core.model import Model
 from tests.core.pool import ids
 
 SESSIONS = st.sampled_from("ST")
-TTLS = st.sampled_from([None, None, 0, 1, 5, 20, 9999])
-PROTECTS = st.sampled_from([None, None, 0, 2, 4])
-EVICTS = st.sampled_from([False, False, True])
-#: Few letters, so that contexts share prefixes, fork and repeat.
-TEXTS = st.text("ab", min_size=1, max_size=7)
-#: How a next turn's context follows from the last: length kept, text added.
-TURNS = st.tuples(st.sampled_from([0, 1, 3, 4, 5, 99]), st.text("ab", max_size=3))
+RARELY = st.sampled_from([False, False, False, False, True])
+#: Session, how much of its last text is kept and what is added, TTL, protected
+#: blocks, and whether it ends with an evict. Few letters, so that contexts share
+#: prefixes, grow, fork and repeat.
+Asked = tuple[str, int, str, float | None, int | None, bool]
+REQUESTS = st.tuples(
+    SESSIONS,
+    st.sampled_from([99, 99, 99, 0, 2, 4, 5]),
+    st.text("ab", max_size=4),
+    st.sampled_from([None, None, 0, 1, 5, 20, 9999]),
+    st.sampled_from([None, None, 0, 2, 4]),
+    st.sampled_from([False] * 9 + [True]),
+)
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -48,160 +54,154 @@ class ManagerMachine(RuleBasedStateMachine):
         self.evicts: dict[str, bool] = {}
         self.last_text = {"S": "", "T": ""}
 
-    # --- requests ---------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------
 
-    @rule(session=SESSIONS, text=TEXTS, ttl=TTLS, protect=PROTECTS, evict=EVICTS)
-    def add(
-        self,
-        session: str,
-        text: str,
-        ttl: float | None,
-        protect: int | None,
-        evict: bool,
-    ) -> None:
-        self._add(session, text, ttl, protect, evict)
+    @rule(request=REQUESTS, generated=st.text("ab", max_size=2), aborted=RARELY)
+    def turn(self, request: Asked, generated: str, aborted: bool) -> None:
+        """A whole request."""
+        request_id = self.begin_request(request)
+        if request_id is not None:
+            self.generate(request_id, generated)
+            self.finish(request_id, aborted, 99)
 
-    @rule(session=SESSIONS, turn=TURNS, ttl=TTLS, protect=PROTECTS, evict=EVICTS)
-    def add_next_turn(
-        self,
-        session: str,
-        turn: tuple[int, str],
-        ttl: float | None,
-        protect: int | None,
-        evict: bool,
-    ) -> None:
-        kept, added = turn
-        text = (self.last_text[session][:kept] + added)[:9]
-        self._add(session, text or "a", ttl, protect, evict)
-
-    def _add(
-        self,
-        session: str,
-        text: str,
-        ttl: float | None,
-        protect: int | None,
-        evict: bool,
-    ) -> None:
-        if len(self.model.requests) >= 4:
-            return
-        self.last_text[session] = text
-        edits = [EVICT] if evict else []
-        request_id = self.engine.add(session, ttl=ttl, protect=protect, edits=edits)
-        self.evicts[request_id] = evict
-        self.model.add(request_id, session, ttl, protect)
-        self.waiting[request_id] = text
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data(), num_blocks=st.sampled_from([99, 99, 1, 2, 4]))
-    def admit(self, data: st.DataObject, num_blocks: int) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
-        text = self.waiting[request_id]
-        if len(text) > self.engine.pool.num_free_blocks:
-            return
-        del self.waiting[request_id]
-        self.engine.admit(request_id, text, num_blocks)
-        self._assigned(request_id)
-
-    @precondition(lambda self: self.engine.running)
-    @rule(data=st.data(), num_blocks=st.integers(1, 3))
-    def allocate(self, data: st.DataObject, num_blocks: int) -> None:
-        """The next chunk of a prompt."""
-        request_id = data.draw(st.sampled_from(self.engine.running))
-        run = self.engine.runs[request_id]
-        num_blocks = min(num_blocks, len(run.text) - len(run.blocks[G0]))
-        if 0 < num_blocks <= self.engine.pool.num_free_blocks:
-            self.engine.allocate(request_id, num_blocks)
-            self._assigned(request_id)
-
-    @precondition(lambda self: self.engine.running)
-    @rule(data=st.data(), text=st.text("ab", min_size=1, max_size=2))
-    def generate(self, data: st.DataObject, text: str) -> None:
-        request_id = data.draw(st.sampled_from(self.engine.running))
-        run = self.engine.runs[request_id]
-        missing = len(run.text) + len(text) - len(run.blocks[G0])
-        if len(run.text) < 12 and missing <= self.engine.pool.num_free_blocks:
-            self.engine.generate(request_id, text)
-
-    @precondition(lambda self: self.engine.running)
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(self.engine.running))
-        self.waiting[request_id] = self.engine.runs[request_id].text
-        self.engine.preempt(request_id)
+    @rule(request=REQUESTS)
+    def begin(self, request: Asked) -> None:
+        self.begin_request(request)
 
     @precondition(lambda self: self.model.requests)
     @rule(
         data=st.data(),
-        aborted=st.booleans(),
-        num_computed=st.sampled_from([99, 99, 99, 1, 3]),
+        event=st.sampled_from(
+            ["finish", "finish", "admit", "allocate", "generate", "preempt"]
+        ),
+        number=st.integers(1, 4),
+        aborted=RARELY,
     )
-    def finish(self, data: st.DataObject, aborted: bool, num_computed: int) -> None:
+    def go_on(
+        self, data: st.DataObject, event: str, number: int, aborted: bool
+    ) -> None:
+        """Something happens to a request that has not ended."""
         request_id = data.draw(st.sampled_from(sorted(self.model.requests)))
+        running = request_id in self.engine.running
+        if event == "finish":
+            self.finish(request_id, aborted, 99 if number < 3 else number - 2)
+        elif event == "admit" and not running:
+            self.admit(request_id, 99 if number < 3 else number)
+        elif event == "allocate" and running:
+            self.allocate(request_id, number)
+        elif event == "generate" and running:
+            self.generate(request_id, "abab"[:number])
+        elif event == "preempt" and running:
+            self.preempt(request_id)
+
+    def begin_request(self, request: Asked) -> str | None:
+        if len(self.model.requests) >= 4:
+            return None
+        session, kept, added, ttl, protect, evict = request
+        text = ((self.last_text[session][:kept] + added) or "a")[:9]
+        self.last_text[session] = text
+        request_id = self.engine.add(
+            session, ttl=ttl, protect=protect, edits=[EVICT] if evict else []
+        )
+        self.model.add(request_id, session, ttl, protect)
+        self.evicts[request_id] = evict
+        self.waiting[request_id] = text
+        self.admit(request_id, 99)
+        return request_id
+
+    def admit(self, request_id: str, num_blocks: int) -> None:
+        text = self.waiting[request_id]
+        if len(text) <= self.engine.pool.num_free_blocks:
+            del self.waiting[request_id]
+            self.engine.admit(request_id, text, num_blocks)
+            self.assigned(request_id)
+
+    def allocate(self, request_id: str, num_blocks: int) -> None:
+        """The next chunk of a prompt."""
+        run = self.engine.runs[request_id]
+        num_blocks = min(num_blocks, len(run.text) - len(run.blocks[G0]))
+        if 0 < num_blocks <= self.engine.pool.num_free_blocks:
+            self.engine.allocate(request_id, num_blocks)
+            self.assigned(request_id)
+
+    def generate(self, request_id: str, text: str) -> None:
+        if request_id not in self.engine.running:
+            return
+        run = self.engine.runs[request_id]
+        missing = len(run.text) + len(text) - len(run.blocks[G0])
+        if len(run.text) < 11 and missing <= self.engine.pool.num_free_blocks:
+            self.engine.generate(request_id, text)
+            session = self.model.requests[request_id].session.key
+            self.last_text[session] = run.text
+
+    def preempt(self, request_id: str) -> None:
+        self.waiting[request_id] = self.engine.runs[request_id].text
+        self.engine.preempt(request_id)
+
+    def finish(self, request_id: str, aborted: bool, num_computed: int) -> None:
         session = self.model.requests[request_id].session.key
         run = self.engine.runs.get(request_id)
         block_ids = ids(run.blocks.get(G0, []))[:num_computed] if run else []
         text = run.text if run else ""
         self.waiting.pop(request_id, None)
-        self.model.finish(
-            request_id, text, block_ids, self.engine.now, aborted=aborted
-        )
+        self.model.finish(request_id, text, block_ids, self.engine.now, aborted=aborted)
         if self.evicts[request_id]:
             self.model.evict(session)
         self.model.forget_request(request_id)
         self.engine.finish(request_id, aborted=aborted, num_computed=num_computed)
 
-    def _assigned(self, request_id: str) -> None:
+    def assigned(self, request_id: str) -> None:
         run = self.engine.runs[request_id]
         self.model.assign(
             request_id, run.text, list(ids(run.blocks[G0])), self.engine.now
         )
 
-    # --- control --------------------------------------------------------------------------
+    # --- control -------------------------------------------------------------
 
-    @rule(session=SESSIONS)
-    def evict(self, session: str) -> None:
-        self.engine.edit(session, EVICT)
-        self.model.evict(session)
+    @rule(
+        session=SESSIONS,
+        what=st.sampled_from(["lease", "lease", "evict", "free"]),
+        ttl=st.sampled_from([0, 2, 15, 40]),
+    )
+    def control(self, session: str, what: str, ttl: float) -> None:
+        if what == "lease":
+            self.manager.set_lease(key(session), ttl, self.engine.now)
+            self.model.set_lease(session, ttl, self.engine.now)
+        elif what == "evict":
+            self.engine.edit(session, EVICT)
+            self.model.evict(session)
+        else:
+            self.manager.free_session(key(session))
+            self.model.free_session(session)
 
-    @rule(session=SESSIONS, ttl=st.sampled_from([0, 2, 40]))
-    def set_lease(self, session: str, ttl: float) -> None:
-        self.manager.set_lease(key(session), ttl, self.engine.now)
-        self.model.set_lease(session, ttl, self.engine.now)
+    # --- the engine ----------------------------------------------------------
 
-    @rule(session=SESSIONS)
-    def free_session(self, session: str) -> None:
-        self.manager.free_session(key(session))
-        self.model.free_session(session)
-
-    # --- the engine ------------------------------------------------------------------------
-
-    @rule(seconds=st.sampled_from([0, 1, 2, 10, 60]))
-    def step(self, seconds: int) -> None:
+    @rule(seconds=st.sampled_from([1, 1, 2, 4, 10, 35]))
+    def steps(self, seconds: int) -> None:
         for _ in range(seconds):
             self.engine.step(1)
             self.model.advance(self.engine.now)
 
-    @rule(num_blocks=st.integers(1, 12))
-    def pressure(self, num_blocks: int) -> None:
-        """Somebody without a session takes blocks and lets go of them again."""
-        num_blocks = min(num_blocks, self.engine.pool.num_free_blocks)
-        self.engine.pool.free_blocks(self.engine.fill(num_blocks))
-
-    @rule(text=TEXTS)
-    def stranger(self, text: str) -> None:
-        """A request without a session, perhaps with the same content."""
-        if len(text) <= self.engine.pool.num_free_blocks:
+    @rule(num_blocks=st.integers(1, 12), text=st.text("ab", max_size=7))
+    def strangers(self, num_blocks: int, text: str) -> None:
+        """Requests without a session: pressure, and perhaps the same content."""
+        num_free = self.engine.pool.num_free_blocks
+        if text and len(text) <= num_free:
             self.engine.finish(self.engine.start(None, text))
+        else:
+            blocks = self.engine.fill(min(num_blocks, num_free))
+            self.engine.pool.free_blocks(blocks)
 
-    @rule()
-    def preempt_all_and_reset(self) -> None:
+    @rule(really=RARELY)
+    def preempt_all_and_reset(self, really: bool) -> None:
+        if not really:
+            return
         for request_id in self.engine.running:
-            self.waiting[request_id] = self.engine.runs[request_id].text
-            self.engine.preempt(request_id)
+            self.preempt(request_id)
         assert self.engine.reset()
         self.model.reset()
 
-    # --- after every step -----------------------------------------------------------------
+    # --- after every step ----------------------------------------------------
 
     @invariant()
     def contexts_agree(self) -> None:
@@ -270,7 +270,7 @@ class RangedMachine(ManagerMachine):
     ranges = True
 
     @rule(session=SESSIONS, start=st.integers(0, 4), size=st.integers(0, 5))
-    def evict_range(self, session: str, start: int, size: int) -> None:
+    def give_up_range(self, session: str, start: int, size: int) -> None:
         (result,) = self.engine.edit(session, evict_range(start, start + size))
         done = self.model.evict_range(session, start, start + size)
         assert (result.status.value == "completed") == done

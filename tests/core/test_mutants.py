@@ -27,8 +27,10 @@ from sam_connector.core.zoned_queue import ZonedFreeQueue
 from tests.core import (
     test_edits,
     test_known_faults,
+    test_known_timer_faults,
     test_limits,
     test_manager,
+    test_manager_leases,
     test_retention,
     test_session_tree,
 )
@@ -53,7 +55,7 @@ def mutant(*checks: Check) -> Callable[[Mutate], Mutate]:
     return register
 
 
-# --- the content of a block ---------------------------------------------------------------
+# --- the content of a block -------------------------------------------------
 
 
 @mutant(
@@ -75,13 +77,15 @@ def null_block_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @mutant(
     test_known_faults.test_m06_a_block_that_a_stranger_was_given_is_under_no_claim,
-    test_manager.test_what_was_broken_is_protected_again_when_it_is_used_again,
+    test_manager_leases.test_what_was_broken_is_protected_again_when_it_is_used_again,
 )
 def reassignment_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ZonedFreeQueue, "_report_reassigned", lambda *args: None)
 
 
-@mutant(test_retention.test_content_lost_behind_our_back_is_forgotten_when_the_block_is_freed)
+@mutant(
+    test_retention.test_content_lost_behind_our_back_is_forgotten_when_the_block_is_freed
+)
 def lost_content_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def prepend_n(self: ZonedFreeQueue, blocks: list[Any]) -> None:
         self._link_all(self.fake_free_list_head.next_free_block, blocks)
@@ -90,7 +94,7 @@ def lost_content_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ZonedFreeQueue, "prepend_n", prepend_n)
 
 
-# --- who may say what a session's context is ------------------------------------------------
+# --- who may say what a session's context is --------------------------------
 
 
 @mutant(
@@ -159,7 +163,9 @@ def a_rewind_always_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def any_context_is_expendable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        ContextBook, "_oldest_expendable", lambda self, session, size: session.contexts[0]
+        ContextBook,
+        "_oldest_expendable",
+        lambda self, session, size: session.contexts[0],
     )
 
 
@@ -184,7 +190,7 @@ def cycles_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SessionTree, "link", link)
 
 
-# --- blocks in use, and of others ----------------------------------------------------------------
+# --- blocks in use, and of others -------------------------------------------
 
 
 @mutant(test_manager.test_evict_touches_no_block_in_use)
@@ -208,7 +214,7 @@ def blocks_in_use_are_put_on_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @mutant(
-    test_manager.test_an_expiry_never_shortens_another_sessions_deadline,
+    test_manager_leases.test_an_expiry_never_shortens_another_sessions_deadline,
     test_known_faults.test_l09_a_session_that_ends_releases_its_own_claims_only,
 )
 def a_deadline_is_the_last_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +250,7 @@ def remembered_segments_are_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockIndex, "_prune", prune)
 
 
-# --- bounds and pressure -------------------------------------------------------------------------
+# --- bounds and pressure ----------------------------------------------------
 
 
 @mutant(
@@ -256,8 +262,8 @@ def there_is_always_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @mutant(
-    test_manager.test_an_expired_lease_is_given_up_before_a_live_one_though_nobody_stepped,
-    test_manager.test_a_forgotten_session_is_given_up_before_a_held_one,
+    test_manager_leases.test_an_expired_lease_is_given_up_before_a_live_one_though_nobody_stepped,
+    test_manager_leases.test_a_forgotten_session_is_given_up_before_a_held_one,
 )
 def allocation_does_not_look_at_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SessionAwareManager, "relieve", lambda *args: None)
@@ -268,10 +274,12 @@ def only_growth_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockIndex, "num_held", BlockIndex.length)
 
 
-# --- timers -----------------------------------------------------------------------------------------
+# --- timers -----------------------------------------------------------------
 
 
-@mutant(test_known_faults.test_n06_a_timer_re_armed_while_it_fires_does_not_fire_again_at_once)
+@mutant(
+    test_known_timer_faults.test_n06_a_timer_re_armed_while_it_fires_does_not_fire_again_at_once
+)
 def a_timer_may_be_re_armed_into_the_slot_that_fires(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -285,7 +293,9 @@ def a_timer_may_be_re_armed_into_the_slot_that_fires(
     monkeypatch.setattr(TimerWheel, "advance", forget_latest)
 
 
-@mutant(test_known_faults.test_n04_a_deadline_beyond_the_wheel_does_not_fire_early)
+@mutant(
+    test_known_timer_faults.test_n04_a_deadline_beyond_the_wheel_does_not_fire_early
+)
 def rounds_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_that_is_there(pairs: Any, limit: int) -> Any:
         frame = pairs.gi_frame.f_locals[".0"]
@@ -294,7 +304,7 @@ def rounds_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_wheel, "islice", all_that_is_there)
 
 
-@mutant(test_manager.test_a_running_request_keeps_its_session_known)
+@mutant(test_manager_leases.test_a_running_request_keeps_its_session_known)
 def running_contexts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     def expire(self: SessionAwareManager, context: Context, now: float) -> None:
         self.book.drop(context)
@@ -308,7 +318,7 @@ def a_forgotten_context_keeps_its_timer(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(LeaseTable, "forget", lambda *args: None)
 
 
-# --- operations that end later ------------------------------------------------------------------------
+# --- operations that end later ----------------------------------------------
 
 
 @mutant(test_edits.test_an_offload_gives_up_local_retention_only_once_it_is_completed)
@@ -330,10 +340,14 @@ def an_offload_gives_up_contexts_in_use_or_gone(
     def release(self: EditController, claims: list[Any]) -> None:
         for context, group_id, start, end in claims:
             if not context.is_live:
-                context = context.session.contexts[0] if context.session.contexts else (
-                    next(iter(self._book.sessions)).contexts[0]
+                context = (
+                    context.session.contexts[0]
+                    if context.session.contexts
+                    else (next(iter(self._book.sessions)).contexts[0])
                 )
-            self._book.index.release(context, group_id, start=start, end=end, front=True)
+            self._book.index.release(
+                context, group_id, start=start, end=end, front=True
+            )
 
     monkeypatch.setattr(EditController, "_release_offloaded", release)
 

@@ -6,9 +6,7 @@ from tests.core.builders import key
 
 
 def result(operation_id: str, status: EditStatus = EditStatus.ACCEPTED) -> EditResult:
-    return EditResult(
-        type=EditType.OFFLOAD, status=status, operation_id=operation_id
-    )
+    return EditResult(type=EditType.OFFLOAD, status=status, operation_id=operation_id)
 
 
 def test_ids_are_never_used_twice() -> None:

@@ -111,7 +111,9 @@ def test_blocks_given_up_and_lost_at_once_can_be_used_again() -> None:
     assert engine.pool.zone_contents()[2] == "fedcba"
 
 
-def test_a_prefix_that_sessions_shared_is_not_first_in_line_when_the_last_ends() -> None:
+def test_a_prefix_that_sessions_shared_is_not_first_in_line_when_the_last_ends() -> (
+    None
+):
     engine = Engine(num_blocks=9)
     engine.turn("s", "abcd", ttl=60)
     engine.turn("u", "abxy", ttl=60)
