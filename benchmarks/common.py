@@ -185,6 +185,12 @@ class VllmServer:
         tail = self.log_text()[-6000:]
         raise ServerError(f"the server {state}; end of {self.log_path}:\n{tail}")
 
+    @property
+    def pid(self) -> int:
+        """The API server's process, which leads the session of all the others."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """Kill the server and all its processes; safe to call again."""
         if self._process is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import time
@@ -11,21 +12,35 @@ from benchmarks.demo.client import MODEL_NAME
 from benchmarks.demo.model import ensure_model
 from benchmarks.demo.server import demo_workload, make_server, pool_blocks
 
-_USAGE = """\
-ready: {url}   (log: {log}; Ctrl-C stops it)
+_CHAT = {
+    "model": MODEL_NAME,
+    "max_tokens": 16,
+    "messages": [
+        {
+            "role": "user",
+            "content": "Inspect the repository, find the test that fails since the "
+            "last release, explain in three sentences why it fails, and propose the "
+            "smallest change that mends it without touching any other test.",
+        }
+    ],
+    "agent_hint": {
+        "session_id": "worker-7",
+        "cache_control": {"type": "ephemeral", "ttl": 300},
+    },
+}
+_EVICT = {"edits": [{"type": "evict"}]}
 
-A request that belongs to a session and keeps its cache for five minutes:
-  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d \
-'{{"model": "{model}", "max_tokens": 16, "messages": [{{"role": "user", \
-"content": "Inspect the repository, find the test that fails since the last release, \
-explain in three sentences why it fails, and propose the smallest change that mends \
-it without touching the public interface of the package or any other test."}}], "agent_hint": {{"session_id": "worker-7", \
-"cache_control": {{"type": "ephemeral", "ttl": 300}}}}}}'
 
-The session is done, give its cache up:
-  curl -s {url}/v1/agent/sessions/worker-7/edits -H 'Content-Type: application/json' \
--d '{{"edits": [{{"type": "evict"}}]}}'
-"""
+def usage(url: str) -> str:
+    """Two lines to type: a request with a hint, and a control call."""
+    header = "-H 'Content-Type: application/json'"
+    return (
+        "A request that belongs to a session and keeps its cache for five minutes:\n"
+        f"  curl -s {url}/v1/chat/completions {header} -d '{json.dumps(_CHAT)}'\n\n"
+        "The session is done, give its cache up:\n"
+        f"  curl -s {url}/v1/agent/sessions/worker-7/edits {header} "
+        f"-d '{json.dumps(_EVICT)}'\n"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,8 +62,8 @@ def _serve(port: int) -> int:
     workload = demo_workload()
     blocks = pool_blocks(workload, 2 / 3)
     with make_server(model, workload, blocks, hints=True, port=port) as server:
-        usage = _USAGE.format(url=server.url, log=server.log_path, model=MODEL_NAME)
-        print(usage, flush=True)
+        print(f"ready: {server.url} (log: {server.log_path}; Ctrl-C stops it)\n")
+        print(usage(server.url), flush=True)
         while server.is_running:
             time.sleep(0.5)
     print(f"the server ended; see {server.log_path}", file=sys.stderr)

@@ -7,6 +7,7 @@ whole seconds with the manager stepping at each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -92,7 +93,7 @@ class Model:
         )
 
     def assign(
-        self, request_id: str, text: str, block_ids: list[int], now: float
+        self, request_id: str, text: str, block_ids: Sequence[int], now: float
     ) -> None:
         request = self.requests[request_id]
         context = self._record(request, text, block_ids, now)
@@ -105,7 +106,7 @@ class Model:
         self,
         request_id: str,
         text: str,
-        block_ids: list[int],
+        block_ids: Sequence[int],
         now: float,
         *,
         aborted: bool,
@@ -242,7 +243,7 @@ class Model:
         )
 
     def _record(
-        self, request: ModelRequest, text: str, block_ids: list[int], now: float
+        self, request: ModelRequest, text: str, block_ids: Sequence[int], now: float
     ) -> ModelContext | None:
         self.forget_copies()
         has_context = request.context is not None and self._is_live(request.context)
@@ -336,6 +337,7 @@ class Model:
 
     def _drop(self, context: ModelContext) -> None:
         context.session.contexts.remove(context)
+        self.forget_copies()
 
     def _drop_if_empty(self, session: ModelSession) -> None:
         known = self.sessions.get(session.key) is session

@@ -94,7 +94,8 @@ class FakePool:
 
     def free_blocks(self, ordered_blocks: Iterable[FakeBlock]) -> None:
         """Lets go of blocks; the caller names the tail of a context first."""
-        unhashed, hashed = [], []
+        unhashed: list[FakeBlock] = []
+        hashed: list[FakeBlock] = []
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if block.ref_cnt == 0 and not block.is_null:

@@ -79,7 +79,12 @@ def test_l06_a_wholly_protected_pool_serves_every_allocation() -> None:
     assert engine.pool.zone_contents()[0] == ""
     shortages: list[int] = []
     relieve = engine.pool.free_queue.on_shortage
-    engine.pool.free_queue.on_shortage = lambda n: (shortages.append(n), relieve(n))[0]
+
+    def count(num_missing: int) -> None:
+        shortages.append(num_missing)
+        relieve(num_missing)
+
+    engine.pool.free_queue.on_shortage = count
     assert len(engine.fill(1)) == 1
     # In the documented order: who is due back last is given up first, tail first.
     assert engine.pool.free_contents().startswith(LETTERS[54:59][::-1])
@@ -201,7 +206,7 @@ def _real_pool(kv_cache_utils: ModuleType) -> Any:
     """vLLM's own ``BlockPool`` over the zoned queue."""
     from vllm.v1.core.block_pool import BlockPool
 
-    pool = BlockPool(num_gpu_blocks=9, enable_caching=True, hash_block_size=16)
+    pool: Any = BlockPool(num_gpu_blocks=9, enable_caching=True, hash_block_size=16)
     free = pool.free_block_queue.get_all_free_blocks()
     for block in free:
         block.prev_free_block = block.next_free_block = None

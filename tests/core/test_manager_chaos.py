@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,6 +24,8 @@ from hypothesis.stateful import (
 from sam_connector.core.limits import Limits
 from sam_connector.core.types import Edit, EditStatus, EditType, GroupId
 from tests.core.builders import Engine, FakeTier, key
+
+pytestmark = pytest.mark.timeout(120)
 
 SESSIONS = st.sampled_from("STUV")
 RANGES = st.sampled_from([(None, None), (None, None), (0, 2), (1, 3), (2, 9), (0, 1)])
@@ -241,4 +244,4 @@ class ChaosMachine(RuleBasedStateMachine):
 
 
 TestChaosMachine = ChaosMachine.TestCase
-TestChaosMachine.settings = settings(max_examples=100, stateful_step_count=40)
+TestChaosMachine.settings = settings(max_examples=70, stateful_step_count=40)

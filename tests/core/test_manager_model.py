@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,6 +18,8 @@ from sam_connector.core.types import NULL_BLOCK_ID, Zone
 from tests.core.builders import EVICT, G0, Engine, evict_range, key
 from tests.core.model import Model
 from tests.core.pool import ids
+
+pytestmark = pytest.mark.timeout(120)
 
 SESSIONS = st.sampled_from("ST")
 RARELY = st.sampled_from([False, False, False, False, True])
@@ -276,7 +279,7 @@ class RangedMachine(ManagerMachine):
         assert (result.status.value == "completed") == done
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=40)
+SETTINGS = settings(max_examples=40, stateful_step_count=40)
 TestManagerMachine = ManagerMachine.TestCase
 TestManagerMachine.settings = SETTINGS
 TestRangedMachine = RangedMachine.TestCase

@@ -10,8 +10,8 @@ from tests.core.builders import key
 def tree_of(*links: str, max_depth: int = 8) -> SessionTree:
     """``"ab"`` makes b the parent of a."""
     tree = SessionTree(max_depth)
-    for child, parent in links:
-        assert tree.link(key(child), key(parent))
+    for link in links:
+        assert tree.link(key(link[0]), key(link[1]))
     tree.check_integrity()
     return tree
 

@@ -337,4 +337,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=100, stateful_step_count=40)
+TestQueueMachine.settings = settings(max_examples=80, stateful_step_count=40)

@@ -10,6 +10,7 @@ import pytest
 from tests.live.server import LiveServer, leak_check
 
 LIVE_TIMEOUT_S = 300
+SMALL_POOL = 64
 _HERE = Path(__file__).parent
 _LOG_TAIL = 8000
 
@@ -49,6 +50,21 @@ def live_server() -> Iterator[LiveServer]:
 def stock_server() -> Iterator[LiveServer]:
     """The same server without the two flags."""
     with LiveServer(connector=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small_server() -> Iterator[LiveServer]:
+    """Ours with a pool that a few prompts fill, and everything else that differs.
+
+    The connector is loaded by its module, and the engine knows requests by the ids
+    that their clients chose.
+    """
+    with LiveServer(
+        num_blocks=SMALL_POOL,
+        by_module_path=True,
+        env={"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"},
+    ) as server:
         yield server
 
 

@@ -107,6 +107,10 @@ class LiveServer:
     def is_running(self) -> bool:
         return self._server.is_running
 
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
     def log_text(self) -> str:
         return self._server.log_text()
 

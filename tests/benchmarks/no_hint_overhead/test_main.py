@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from benchmarks.no_hint_overhead import __main__ as program
+from benchmarks.no_hint_overhead import long_context, measure
+from benchmarks.no_hint_overhead.mix import MixShape
+
+pytestmark = pytest.mark.vllm
+
+
+def test_fewer_than_twenty_pairs_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["--pairs", "19"])
+    assert "at least 20" in capsys.readouterr().err
+
+
+def test_last_line_is_one_json_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = MixShape(
+        num_agents=2,
+        num_turns=1,
+        first_prompt=(20, 40),
+        output=(1, 2),
+        num_blocks=64,
+        max_running=2,
+    )
+    monkeypatch.setattr(measure.mix, "MixShape", lambda: small)
+    monkeypatch.setattr(program, "MIN_PAIRS", 2)
+    monkeypatch.setattr(long_context, "NUM_BLOCKS", 64)
+    monkeypatch.setattr(program.logging, "disable", lambda level: None)
+    assert program.main(["--json", "--pairs", "2"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {
+        "cpu_ratio_no_hints",
+        "cpu_ratio_hints",
+        "cpu_ratio_stock_self",
+        "finish_ratio_4096",
+        "worst_step_ms",
+    } <= set(summary)
+    assert summary["pairs"] == 2
