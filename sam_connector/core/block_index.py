@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from sam_connector.core.retention import Retention, Segment
-from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId, Zone
+from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId
 from sam_connector.errors import IntegrityError
 
 
@@ -31,14 +31,12 @@ class Holder(Protocol):
     """
 
     leaves: dict[GroupId, Segment]
+    num_active: int
 
     @property
     def siblings(self) -> Sequence[Holder]:
         """All holders of the same session, this one included."""
         ...
-
-    @property
-    def num_active(self) -> int: ...
 
 
 class BlockIndex:
@@ -108,13 +106,6 @@ class BlockIndex:
             if holder in segment.deadlines
         )
 
-    def leased_prefix(self, holder: Holder, group_id: GroupId) -> int:
-        """Blocks from the start before the first that the holder has no lease on."""
-        for segment in self.path(holder, group_id):
-            if not segment.deadlines.get(holder):
-                return segment.start
-        return self.length(holder, group_id)
-
     def num_unprotected(
         self, holder: Holder, group_id: GroupId, num_blocks: int | None = None
     ) -> int:
@@ -123,7 +114,7 @@ class BlockIndex:
         for segment in self.path(holder, group_id):
             if num_blocks is not None and segment.start >= num_blocks:
                 break
-            if holder in segment.deadlines and segment.zone is not Zone.C:
+            if holder in segment.deadlines and not segment.is_protected:
                 total += segment.num_resident
         return total
 
@@ -199,6 +190,18 @@ class BlockIndex:
                 self._set_deadline(upper, holder, deadline)
             covered = num_blocks is None or segment.end <= num_blocks
             self._set_deadline(segment, holder, deadline if covered else 0.0)
+
+    def set_active(self, holder: Holder, num_active: int) -> None:
+        """Sets how many requests of the holder run; at 0 it is at rest."""
+        changes = (holder.num_active == 0) != (num_active == 0)
+        holder.num_active = num_active
+        if not changes:
+            return
+        for group_id in holder.leaves:
+            for segment in self.path(holder, group_id):
+                if segment.deadlines.get(holder):
+                    segment.num_at_rest += 1 if num_active == 0 else -1
+                    self._retention.refresh(segment)
 
     def release(
         self,
@@ -316,6 +319,7 @@ class BlockIndex:
         if old is None and not joining:
             return
         segment.deadlines[holder] = deadline
+        segment.num_at_rest += _rests(holder, deadline) - _rests(holder, old)
         _update_latest(segment, old, deadline)
         self._retention.refresh(segment)
 
@@ -324,6 +328,7 @@ class BlockIndex:
         self.num_records -= len(segment.hashes)
         if not any(other in segment.deadlines for other in holder.siblings):
             segment.num_sessions -= 1
+        segment.num_at_rest -= _rests(holder, deadline)
         _update_latest(segment, deadline, None)
         self._retention.refresh(segment, front=front, num_own_users=holder.num_active)
         self._prune(segment)
@@ -382,6 +387,11 @@ class BlockIndex:
             deadlines = list(segment.deadlines.values())
             if segment.expire_at != max(deadlines, default=0.0):
                 raise IntegrityError("segment has the wrong deadline")
+            if segment.num_at_rest != sum(
+                _rests(holder, deadline)
+                for holder, deadline in segment.deadlines.items()
+            ):
+                raise IntegrityError("segment has the wrong number of holders at rest")
             if segment.num_latest != deadlines.count(segment.expire_at):
                 raise IntegrityError("segment has the wrong number of latest holders")
             if not (segment.deadlines or segment.children or segment.num_leaves):
@@ -404,6 +414,11 @@ class BlockIndex:
             if segment.num_leaves != count:
                 raise IntegrityError(f"{count} contexts end in a segment")
         self._retention.check_integrity(segments)
+
+
+def _rests(holder: Holder, deadline: float | None) -> bool:
+    """Whether a deadline of the holder's counts as protection."""
+    return bool(deadline) and holder.num_active == 0
 
 
 def _update_latest(segment: Segment, old: float | None, new: float | None) -> None:

@@ -161,14 +161,7 @@ class ContextBook:
         if num_added > 0 and not self._make_room(num_added, context.session):
             self.num_contexts_dropped += 1
             return
-        # New blocks come under the lease there is, as long as that has room.
-        has_room = not context.deadline or self._retention.has_room(
-            num_added + self._num_unprotected(context, context.protect_blocks)
-        )
         for group_id, chain in chains.items():
-            num_leased = context.protect_blocks
-            if not has_room:
-                num_leased = self.index.leased_prefix(context, group_id)
             self.index.hold(
                 context,
                 group_id,
@@ -176,7 +169,7 @@ class ContextBook:
                 chain.block_ids,
                 targets[group_id],
                 deadline=context.deadline,
-                num_leased=num_leased,
+                num_leased=context.protect_blocks,
             )
 
     def touch(self, context: Context, now: float) -> None:
@@ -195,14 +188,12 @@ class ContextBook:
     ) -> bool:
         """Protects the context (or its first blocks) until ``deadline``.
 
-        All of it or nothing: half a context saves less than half its prefill. A
-        refused context keeps what it had.
+        A refused context keeps what it had.
 
         Returns:
-            False if the protected share of the pool has no room for it.
+            False if it is at rest and the protected share has no room for it.
         """
-        num_added = self._num_unprotected(context, protect_blocks)
-        if not self._retention.has_room(num_added):
+        if not context.num_active and not self._has_room(context, protect_blocks):
             return False
         self.leases.grant(context, deadline)
         context.protect_blocks = protect_blocks
@@ -215,6 +206,29 @@ class ContextBook:
         self.leases.end(context, now)
         self._apply_deadline(context)
         self.sessions.touch(context.session)
+
+    def add_active(self, context: Context) -> None:
+        """A request of the context starts to run."""
+        self.index.set_active(context, context.num_active + 1)
+
+    def remove_active(self, context: Context, now: float) -> bool:
+        """A request of the context has ended; with the last it comes to rest.
+
+        All of a context is protected or nothing: half of one saves less than half
+        its prefill.
+
+        Returns:
+            False if its lease ends here, since the protected share has no room.
+        """
+        fits = (
+            context.num_active > 1
+            or not context.deadline
+            or self._has_room(context, context.protect_blocks)
+        )
+        if not fits:
+            self.end_lease(context, now)
+        self.index.set_active(context, context.num_active - 1)
+        return fits
 
     def drop(self, context: Context, *, front: bool = False) -> int:
         """Forgets the context; returns how many (block, context) records went."""
@@ -255,11 +269,12 @@ class ContextBook:
                 context, group_id, context.deadline, num_blocks=context.protect_blocks
             )
 
-    def _num_unprotected(self, context: Context, protect_blocks: int | None) -> int:
-        return sum(
+    def _has_room(self, context: Context, protect_blocks: int | None) -> bool:
+        num_added = sum(
             self.index.num_unprotected(context, group_id, protect_blocks)
             for group_id in context.leaves
         )
+        return self._retention.has_room(num_added)
 
     def _oldest_expendable(self, session: Session, size: int) -> Context | None:
         for context in session.contexts:

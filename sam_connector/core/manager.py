@@ -106,7 +106,7 @@ class SessionAwareManager:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do or to know."""
-        return not (self._leases or self._requests)
+        return not (self._leases or self._requests or self._edits.operations.num_open)
 
     def tracks(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -176,8 +176,10 @@ class SessionAwareManager:
         results = self._edits.apply(record.hint.session, record.hint.edits)
         del self._requests[request_id]
         record.session.num_active -= 1
-        if record.context is not None:
-            record.context.num_active -= 1
+        if record.context is not None and not self._book.remove_active(
+            record.context, now
+        ):
+            self._num_refused += 1
         if context is not None:
             self._register_in_tiers(request_id, record.session, context)
         self._book.drop_if_empty(record.session)
@@ -393,10 +395,10 @@ class SessionAwareManager:
             if context is None:
                 return
         if record.context is not None:
-            record.context.num_active -= 1
+            self._book.remove_active(record.context, now)
         record.context, record.replaced = context, replaced
         context.newest_request = record.sequence
-        context.num_active += 1
+        self._book.add_active(context)
         self._book.touch(context, now)
 
     def _settle(self, record: _RequestRecord, context: Context, now: float) -> None:

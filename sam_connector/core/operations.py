@@ -19,12 +19,18 @@ class OperationTable:
         self._prefix = prefix
         self._max_operations = max_operations
         self._num_started = 0
+        self._open: set[str] = set()
         self._operations: OrderedDict[str, tuple[SessionKey, EditResult]] = (
             OrderedDict()
         )
 
     def __len__(self) -> int:
         return len(self._operations)
+
+    @property
+    def num_open(self) -> int:
+        """Operations that have not ended."""
+        return len(self._open)
 
     def new_id(self) -> str:
         self._num_started += 1
@@ -34,8 +40,13 @@ class OperationTable:
         """Files the first or a later state of an operation under its id."""
         assert result.operation_id is not None
         self._operations[result.operation_id] = (session, result)
+        if result.status is EditStatus.ACCEPTED:
+            self._open.add(result.operation_id)
+        else:
+            self._open.discard(result.operation_id)
         while len(self._operations) > self._max_operations:
-            self._operations.popitem(last=False)
+            forgotten, _ = self._operations.popitem(last=False)
+            self._open.discard(forgotten)
 
     def get(self, operation_id: str) -> tuple[SessionKey, EditResult] | None:
         return self._operations.get(operation_id)

@@ -65,12 +65,6 @@ class BlockPoolPort(Protocol):
         """
         ...
 
-    def holds(
-        self, block_id: BlockId, block_hash: BlockHash, group_id: GroupId
-    ) -> bool:
-        """Whether the slot holds this content."""
-        ...
-
 
 class Segment:
     """Consecutive blocks of one KV cache group, held by exactly the same contexts.
@@ -87,8 +81,10 @@ class Segment:
         num_sessions: distinct sessions among them (RFC: ``session_ref_cnt``).
         expire_at: the latest of the deadlines (RFC: ``ttl_expire_at``).
         num_latest: how many holders have that deadline.
+        num_at_rest: holders with a live deadline and no running request.
         num_leaves: contexts that end here, whether or not they still hold it.
         zone: where its free blocks belong; ``None`` while nobody holds it.
+        is_protected: counts towards the protected share of the pool.
         was_shared: more than one session has held it at a time.
     """
 
@@ -100,6 +96,8 @@ class Segment:
         "expire_at",
         "group_id",
         "hashes",
+        "is_protected",
+        "num_at_rest",
         "num_latest",
         "num_leaves",
         "num_resident",
@@ -122,6 +120,8 @@ class Segment:
         self.num_sessions = 0
         self.expire_at = 0.0
         self.num_latest = 0
+        self.num_at_rest = 0
+        self.is_protected = False
         self.num_leaves = 0
         self.zone: Zone | None = None
         self.was_shared = False
@@ -138,7 +138,7 @@ class Retention:
     Args:
         pool: the engine's block pool.
         num_blocks: its size.
-        max_protected: most blocks that may be in zone C at once.
+        max_protected: most blocks that leases of contexts at rest may protect.
     """
 
     def __init__(
@@ -150,7 +150,8 @@ class Retention:
         self._index_of = array("I", bytes(4 * num_blocks))
         #: Resident blocks that some session holds, each counted once.
         self.num_claimed = 0
-        #: Those of them under a live deadline.
+        #: Those of them under the lease of a context at rest. What a running request
+        #: uses is kept by its reference and needs no protection.
         self.num_protected = 0
         #: Claimed blocks handed out to requests, by the zone they were in.
         self.num_reassigned = {Zone.B: 0, Zone.C: 0}
@@ -166,27 +167,20 @@ class Retention:
         return self.num_protected + num_blocks <= self._max_protected
 
     def attach(self, segment: Segment, index: int, block_id: BlockId) -> bool:
-        """Records ``block_id`` as the resident copy of a segment's block.
+        """Records ``block_id`` as the resident copy of a block that has none.
 
-        A copy recorded earlier that still holds the content is kept. Returns
-        whether the block has a resident copy now.
+        Returns whether it has one now.
         """
         offset = index - segment.start
-        block_hash, group_id = segment.hashes[offset], segment.group_id
-        recorded = segment.block_ids[offset]
-        if recorded != NULL_BLOCK_ID:
-            if self._pool.holds(recorded, block_hash, group_id):
-                return True
-            self._forget(segment, offset)
         if block_id == NULL_BLOCK_ID or segment.claim is None:
             return False
-        if segment.zone is Zone.C and not self.has_room(1):
+        if segment.is_protected and not self.has_room(1):
             return False
         owner = self._owner_of(block_id)
         update = self._pool.update_block_meta(
             block_id=block_id,
-            expected_block_hash=block_hash,
-            group_id=group_id,
+            expected_block_hash=segment.hashes[offset],
+            group_id=segment.group_id,
             claim=segment.claim,
         )
         if update is not BlockMetaUpdate.UPDATED:
@@ -216,7 +210,7 @@ class Retention:
         old, new = segment.zone, _zone_of(segment)
         segment.was_shared |= segment.num_sessions > 1
         self._count(segment, -segment.num_resident)
-        segment.zone = new
+        segment.zone, segment.is_protected = new, segment.num_at_rest > 0
         if new is None:
             if old is not None:
                 self._give_up(segment, front and not segment.was_shared, num_own_users)
@@ -245,6 +239,8 @@ class Retention:
         upper.num_sessions = segment.num_sessions
         upper.expire_at = segment.expire_at
         upper.num_latest = segment.num_latest
+        upper.num_at_rest = segment.num_at_rest
+        upper.is_protected = segment.is_protected
         upper.zone = segment.zone
         upper.was_shared = segment.was_shared
         upper.children = {segment.hashes[0]: segment}
@@ -263,7 +259,7 @@ class Retention:
     def _count(self, segment: Segment, num_blocks: int) -> None:
         if segment.zone is not None:
             self.num_claimed += num_blocks
-            self.num_protected += num_blocks * (segment.zone is Zone.C)
+            self.num_protected += num_blocks * segment.is_protected
 
     def _give_up(self, segment: Segment, front: bool, num_own_users: int) -> None:
         claim = segment.claim
@@ -326,7 +322,7 @@ class Retention:
     def check_integrity(self, segments: Sequence[Segment]) -> None:
         """Checks the accounts against ``segments``, all that are in the index."""
         claimed = sum(s.num_resident for s in segments if s.zone is not None)
-        protected = sum(s.num_resident for s in segments if s.zone is Zone.C)
+        protected = sum(s.num_resident for s in segments if s.num_at_rest)
         if (claimed, protected) != (self.num_claimed, self.num_protected):
             raise IntegrityError(
                 f"{claimed} claimed, {protected} protected; "

@@ -16,7 +16,7 @@ class Stats:
         timers: entries on the timer wheel.
         running_requests: requests of known sessions that run.
         claimed_blocks: resident blocks that some session holds.
-        protected_blocks: those under a live deadline.
+        protected_blocks: those under the lease of a context at rest.
         hinted_requests: requests that named a session.
         leases_granted: leases given or renewed.
         leases_expired: leases that ran out.

@@ -383,16 +383,14 @@ class ZonedFreeQueue(FreeList):
         first = last = blocks[0]
         current = claims[first.block_id]
         start = 0
-        for block in itertools.islice(blocks, 1, None):
+        for position, block in enumerate(itertools.islice(blocks, 1, None), 1):
             claim = claims[block.block_id]
             if claim is current:
                 block.prev_free_block = last
                 last.next_free_block = block
             else:
-                length = blocks.index(block, start) - start
-                self._append_chain(current, first, last, length)
-                start += length
-                current, first = claim, block
+                self._append_chain(current, first, last, position - start)
+                start, current, first = position, claim, block
             last = block
         self._append_chain(current, first, last, len(blocks) - start)
 

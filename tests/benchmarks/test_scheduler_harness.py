@@ -86,8 +86,10 @@ def test_blocks_of_an_aborted_request_outlive_the_batch_in_flight() -> None:
     for _ in range(3):
         engine.step()
     engine.abort("a")
-    engine.complete_oldest()
+    engine.step()
     assert scheduler.deferred_frees
+    engine.complete_oldest()
+    assert not scheduler.deferred_frees
     engine.run_until_idle()
     check_idle_pool(scheduler)
     assert engine.finished == {}

@@ -22,7 +22,6 @@ CONTROL_CALLS = [
     ("GET", "/v1/agent/operations/op-1"),
     ("GET", "/v1/agent/stats"),
     ("POST", "/v1/agent/reset"),
-    ("POST", "//v1/agent/reset"),
     ("GET", "/v1/agent/unknown"),
 ]
 
@@ -77,8 +76,7 @@ def test_control_routes_need_a_key(
 ) -> None:
     _complete(keyed_server.client, "s")
     answer = stranger.request(method, path, json={"edits": 5, "ttl": "x"})
-    # A doubled slash is no route of anybody's, and therefore outside the check.
-    assert answer.status_code == (404 if path.startswith("//") else 401)
+    assert answer.status_code == 401
     assert keyed_server.get(session_path("s")).status_code == 200
 
 
@@ -94,9 +92,7 @@ def test_hints_are_not_read_without_a_key(
 
 
 @each_path
-def test_bodies_are_not_parsed_without_a_key(
-    stranger: httpx.Client, path: str
-) -> None:
+def test_bodies_are_not_parsed_without_a_key(stranger: httpx.Client, path: str) -> None:
     nested = b'{"agent_hint":' + b"[" * 100_000
     for raw in (b'{"agent_hint": ', nested, b"\xff\xfe"):
         headers = {"Content-Type": "application/json"}

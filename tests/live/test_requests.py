@@ -47,8 +47,8 @@ def test_every_hint_reaches_its_own_request(any_ids_server: LiveServer) -> None:
             "session_id": f"s-{number:02}",
             "cache_control": {"ttl": (number + 1) * TTL_STEP_S},
         }
-        # One whole block each, so that all leases fit the protected share.
-        body = body_of(path, f"{number:02} " + "word and " * 20)
+        # One whole block each, so that every lease fits into the protected share.
+        body = body_of(path, f"{number:02} " + "and " * 30)
         return server.post(path, body | {"agent_hint": hint}).status_code
 
     with ThreadPoolExecutor(NUM_PARALLEL) as pool:

@@ -35,6 +35,13 @@ def test_last_line_is_one_json_object(
     monkeypatch.setattr(measure.mix, "MixShape", lambda: small)
     monkeypatch.setattr(program, "MIN_PAIRS", 2)
     monkeypatch.setattr(long_context, "NUM_BLOCKS", 64)
+    monkeypatch.setattr(
+        long_context,
+        "worst_steps",
+        lambda: long_context.WorstStep(
+            evict_ms=1.0, edit_ms=3.0, expiry_ms=2.0, traffic_ms=0.5
+        ),
+    )
     monkeypatch.setattr(program.logging, "disable", lambda level: None)
     assert program.main(["--json", "--pairs", "2"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -46,3 +53,4 @@ def test_last_line_is_one_json_object(
         "worst_step_ms",
     } <= set(summary)
     assert summary["pairs"] == 2
+    assert summary["worst_step_ms"] == 3.0

@@ -48,7 +48,9 @@ def test_jitter_moves_the_starts_of_tasks_only() -> None:
     load = workload(row("a", 0, 1, 100), row("a", 2, 3, 200), row("b", 5, 6, 100))
     moved = jittered(load, 1)
     assert moved == jittered(load, 1) != jittered(load, 2)
-    assert [t.offset_s > o.offset_s for t, o in zip(moved.turns, load.turns)] == [
+    assert [
+        t.offset_s > o.offset_s for t, o in zip(moved.turns, load.turns, strict=True)
+    ] == [
         True,
         False,
         True,

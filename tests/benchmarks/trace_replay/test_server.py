@@ -82,7 +82,7 @@ def test_gap_counts_from_the_end_in_virtual_time() -> None:
 
 
 def test_output_grows_and_preempts_the_latest_admission() -> None:
-    result = replay(640, row("a", 0, 1, 256, 200), row("b", 1, 2, 256, 40))
+    result = replay(640, row("a", 0, 1, 256, 200), row("b", 1, 2, 256, 190))
     assert result.num_preemptions > 0
     first, second = result.served
     assert first.end_s < second.end_s
