@@ -29,13 +29,20 @@ def session_id(name: str, run: str) -> str:
     return f"{run}:{name.replace('/', ':')}"
 
 
-def request_hint(turn: Turn, run: str) -> dict[str, object]:
-    """``agent_hint`` of a request: expect a tool call next, as nearly always."""
-    hint: dict[str, object] = {"session_id": session_id(turn.session, run)}
+def request_hint(turn: Turn, run: str) -> dict[str, object] | None:
+    """``agent_hint`` of a request: expect a tool call next, as nearly always.
+
+    A one-off call, say for a title, is worth nothing afterwards: it names no session
+    and its blocks stay ordinary.
+    """
+    if turn.next is Next.SIDE_CALL:
+        return None
+    hint: dict[str, object] = {
+        "session_id": session_id(turn.session, run),
+        "cache_control": {"type": "ephemeral", "ttl": TOOL_LEASE_S},
+    }
     if turn.parent is not None:
         hint["parent_session_id"] = session_id(turn.parent, run)
-    if turn.next is not Next.SIDE_CALL:
-        hint["cache_control"] = {"type": "ephemeral", "ttl": TOOL_LEASE_S}
     return hint
 
 

@@ -24,12 +24,13 @@ def test_ids_are_valid_and_apart_for_two_passes() -> None:
 
 def test_a_child_names_its_parent_and_asks_for_a_lease(turn: Turn) -> None:
     hint = request_hint(turn, "demo")
+    assert hint is not None
     assert hint["parent_session_id"] == session_id(turn.parent or "", "demo")
     assert hint["cache_control"]
 
 
-def test_a_side_call_asks_for_no_lease(turn: Turn) -> None:
-    assert "cache_control" not in request_hint(replace(turn, next=Next.SIDE_CALL), "d")
+def test_a_side_call_says_nothing(turn: Turn) -> None:
+    assert request_hint(replace(turn, next=Next.SIDE_CALL), "demo") is None
 
 
 def test_the_end_of_an_agent_evicts_it(turn: Turn) -> None:
