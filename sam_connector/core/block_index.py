@@ -116,6 +116,9 @@ class BlockIndex:
                 break
             if holder in segment.deadlines and not segment.is_protected:
                 total += segment.num_resident
+                if num_blocks is not None and num_blocks < segment.end:
+                    beyond = segment.block_ids[num_blocks - segment.start :]
+                    total -= len(beyond) - beyond.count(NULL_BLOCK_ID)
         return total
 
     # --- changes --------------------------------------------------------------

@@ -125,13 +125,16 @@ class ZonedFreeQueue(FreeList):
             return []
         if not 0 < n <= self.num_free_blocks:
             raise ValueError(f"cannot take {n} of {self.num_free_blocks} free blocks")
-        if n > self.num_unclaimed:
-            self.on_shortage(n - self.num_unclaimed)
-        num_unclaimed = min(n, self.num_unclaimed)
-        popped = self._unlink_first(num_unclaimed)
+        num_missing = n - self.num_free_blocks + self._num_retained
+        if num_missing > 0:
+            self.on_shortage(num_missing)
+            num_missing = max(0, n - self.num_unclaimed)
+        else:
+            num_missing = 0
+        popped = self._unlink_first(n - num_missing)
         if self._num_claims and not self.enforce:
             self._report_reassigned(popped)
-        for _ in range(n - num_unclaimed):
+        for _ in range(num_missing):
             block = self.fake_free_list_head.next_free_block
             self.remove(block)
             self._report_reassigned([block])
@@ -149,9 +152,15 @@ class ZonedFreeQueue(FreeList):
         if prev_block is None or next_block is None:
             raise RuntimeError(f"remove() called on a block not on the list: {block}")
         if self._num_retained:
+            # Inlined: every block of a prefix hit comes through here.
             claim = self.claims[block.block_id]
-            if claim is not None and claim.zone:
-                self._shorten_run(claim, block)
+            if claim is not None and claim.num_free:
+                self._num_retained -= 1
+                claim.num_free -= 1
+                if block is claim.first:
+                    self._behead_run(claim, next_block)
+                elif block is claim.last:
+                    claim.last = prev_block
         prev_block.next_free_block = next_block
         next_block.prev_free_block = prev_block
         block.prev_free_block = block.next_free_block = None
@@ -292,22 +301,18 @@ class ZonedFreeQueue(FreeList):
                 if claim.owner is not None:
                     self.on_reassigned(block, claim)
 
-    def _shorten_run(self, claim: Claim, block: Any) -> None:
-        """Takes ``block``, about to be unlinked, out of its claim's run."""
-        if block is self._first_b:
-            self._first_b = block.next_free_block
-        if block is self._first_c:
-            self._first_c = block.next_free_block
-        self._num_retained -= 1
-        claim.num_free -= 1
-        if claim.num_free == 0:
+    def _behead_run(self, claim: Claim, next_block: Any) -> None:
+        """The first block of a run, one shorter by now, is about to be unlinked."""
+        if claim.first is self._first_b:
+            self._first_b = next_block
+        if claim.first is self._first_c:
+            self._first_c = next_block
+        if claim.num_free:
+            claim.first = next_block
+        else:
             if claim.zone is Zone.C:
                 self._unlist(claim)
             claim.first = claim.last = None
-        elif block is claim.first:
-            claim.first = block.next_free_block
-        elif block is claim.last:
-            claim.last = block.prev_free_block
 
     def _extract_run(self, claim: Claim) -> tuple[Any, Any, int]:
         """Unlinks a whole run; returns its ends and length."""

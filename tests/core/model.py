@@ -7,7 +7,7 @@ whole seconds with the manager stepping at each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -68,12 +68,25 @@ class Model:
         limits: bounds; those on sessions and records must not be reached.
         pool: to see which block holds what.
         ranges: whether ranges have an effect.
+        copies: the resident copies the manager has; asked only which of several
+            blocks it took where the protected share has no room for all.
     """
 
-    def __init__(self, limits: Limits, pool: FakePool, *, ranges: bool) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        pool: FakePool,
+        *,
+        ranges: bool,
+        copies: Callable[[], Mapping[str, int]],
+    ) -> None:
         self.limits = limits
         self.pool = pool
         self.ranges = ranges
+        self.copies = copies
+        self.max_protected = int(len(pool.blocks) * limits.max_protected_fraction)
+        self.num_granted = 0
+        self.num_refused = 0
         self.sessions: dict[Key, ModelSession] = {}
         self.requests: dict[str, ModelRequest] = {}
         self.num_requests = 0
@@ -127,7 +140,7 @@ class Model:
             and old.newest < request.sequence
         ):
             if old.deadline and not context.deadline:
-                self._lease(context, old.deadline, old.protect)
+                self._grant(context, old.deadline, old.protect)
             self._drop(old)
         if request.ttl:
             deadline = now + min(request.ttl, self.limits.max_ttl_s)
@@ -135,11 +148,20 @@ class Model:
         elif request.ttl is not None:
             self._end_lease(context, now)
 
-    def forget_request(self, request_id: str) -> None:
+    def forget_request(self, request_id: str, now: float) -> None:
         request = self.requests.pop(request_id)
         request.session.running -= 1
-        if request.context is not None:
-            request.context.running -= 1
+        context = request.context
+        if context is not None:
+            rests = context.running == 1 and self._is_live(context)
+            if (
+                rests
+                and context.deadline
+                and not self._has_room(context, context.protect)
+            ):
+                self.num_refused += 1
+                self._end_lease(context, now)
+            context.running -= 1
         self._drop_if_empty(request.session)
 
     # --- control -------------------------------------------------------------
@@ -166,15 +188,19 @@ class Model:
         }
         return True
 
-    def set_lease(self, key: Key, ttl: float, now: float) -> None:
+    def set_lease(self, key: Key, ttl: float, now: float) -> str | None:
         session = self.sessions.get(key)
-        for context in list(session.contexts) if session else []:
-            if ttl > 0:
-                self._lease(
-                    context, now + min(ttl, self.limits.max_ttl_s), context.protect
-                )
-            else:
+        if session is None:
+            return None
+        if ttl <= 0:
+            for context in session.contexts:
                 self._end_lease(context, now)
+            return "completed"
+        deadline = now + min(ttl, self.limits.max_ttl_s)
+        leased = [self._lease(c, deadline, c.protect) for c in session.contexts]
+        if all(leased):
+            return "completed"
+        return "partial" if any(leased) else "rejected"
 
     def free_session(self, key: Key) -> None:
         session = self.sessions.pop(key, None)
@@ -227,7 +253,31 @@ class Model:
         }
         return self.resident
 
+    def protected(self) -> set[str]:
+        """Resident content under the lease of a context that no request runs in."""
+        return self._leased_at_rest() & self.forget_copies().keys()
+
     # --- internals -----------------------------------------------------------
+
+    def _leased_at_rest(self) -> set[str]:
+        return {
+            context.text[: index + 1]
+            for context in self.contexts()
+            if not context.running
+            for index, deadline in context.held.items()
+            if deadline
+        }
+
+    def _has_room(self, context: ModelContext, protect: int | None) -> bool:
+        """Whether the context, or its first ``protect`` blocks, may be protected."""
+        protected = self.protected()
+        covered = {
+            context.text[: index + 1]
+            for index in context.held
+            if protect is None or index < protect
+        }
+        protected |= covered & self.resident.keys()
+        return len(protected) <= self.max_protected
 
     def _is_copy(self, content: str, block_id: int) -> bool:
         block_hash = self.pool.blocks[block_id].block_hash
@@ -259,16 +309,30 @@ class Model:
             return None
         length = min(len(text), max(len(block_ids), len(context.text)))
         context.text = text[:length]
-        for index in range(length):
-            context.held[index] = context.leased(index)
-            content = text[: index + 1]
-            if (
-                content not in self.resident
-                and index < len(block_ids)
-                and self._is_copy(content, block_ids[index])
-            ):
-                self.resident[content] = block_ids[index]
+        context.held.update((i, context.leased(i)) for i in range(length))
+        self._attach(
+            {
+                text[: index + 1]: block_id
+                for index, block_id in enumerate(block_ids[:length])
+                if text[: index + 1] not in self.resident
+                and self._is_copy(text[: index + 1], block_id)
+            }
+        )
         return context
+
+    def _attach(self, found: dict[str, int]) -> None:
+        """Takes blocks for the copies of content that has none."""
+        at_rest, num_protected = self._leased_at_rest(), len(self.protected())
+        if num_protected + len(at_rest & found.keys()) > self.max_protected:
+            taken = self.copies()
+            found = {
+                content: block_id
+                for content, block_id in found.items()
+                if content not in at_rest or taken.get(content) == block_id
+            }
+            num_added = len(at_rest & found.keys())
+            assert num_protected + num_added <= self.max_protected
+        self.resident.update(found)
 
     def _admit(self, request: ModelRequest, text: str, now: float) -> None:
         extended: ModelContext | None = None
@@ -322,9 +386,21 @@ class Model:
 
     def _lease(
         self, context: ModelContext, deadline: float, protect: int | None
+    ) -> bool:
+        """At rest there must be room for it; while it runs that is left open."""
+        protect = protect if self.ranges else None
+        granted = bool(context.running) or self._has_room(context, protect)
+        if granted:
+            self._grant(context, deadline, protect)
+        self.num_granted += granted
+        self.num_refused += not granted
+        return granted
+
+    def _grant(
+        self, context: ModelContext, deadline: float, protect: int | None
     ) -> None:
         context.deadline = context.timer = deadline
-        context.protect = protect if self.ranges else None
+        context.protect = protect
         self._apply(context)
 
     def _end_lease(self, context: ModelContext, now: float) -> None:

@@ -125,12 +125,12 @@ class FakePool:
             block.block_hash = None
         return True
 
-    # --- BlockPoolPort -------------------------------------------------------
-
     def holds(
         self, block_id: BlockId, block_hash: BlockHash, group_id: GroupId
     ) -> bool:
         return self.blocks[block_id].block_hash == (block_hash, group_id)
+
+    # --- BlockPoolPort -------------------------------------------------------
 
     def update_block_meta(
         self,

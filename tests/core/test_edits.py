@@ -281,6 +281,36 @@ def test_an_operation_ends_once() -> None:
     }
 
 
+def test_an_open_operation_keeps_the_manager_from_being_idle() -> None:
+    tier = FakeTier(EditType.OFFLOAD)
+    engine = Engine(tiers=[tier])
+    engine.turn("s", "abc", ttl=60)
+    engine.edit("s", OFFLOAD)
+    engine.manager.free_session(key("s"))
+    assert engine.manager.stats().timers == 0
+    assert not engine.manager.is_idle
+    tier.finish(tier.operation_ids[0], EditStatus.COMPLETED)
+    assert not engine.manager.is_idle  # its end is yet to be heard of
+    engine.step()
+    assert engine.manager.is_idle
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "status", [s for s in EditStatus if s is not EditStatus.ACCEPTED]
+)
+def test_an_operation_that_ended_at_once_keeps_nothing_busy(
+    status: EditStatus,
+) -> None:
+    tier = FakeTier(EditType.OFFLOAD)
+    tier.answer = OperationHandle(status=status)
+    engine = Engine(tiers=[tier])
+    engine.turn("s", "abc", ttl=60)
+    engine.edit("s", OFFLOAD)
+    engine.manager.free_session(key("s"))
+    assert engine.manager.is_idle
+
+
 def test_the_end_of_an_operation_of_a_forgotten_session_changes_nothing() -> None:
     tier = FakeTier(EditType.OFFLOAD, EditType.EVICT)
     engine = Engine(tiers=[tier])

@@ -284,7 +284,7 @@ def test_m06_a_request_with_other_content_in_its_blocks_claims_none_of_them() ->
     engine.runs[request_id].text = "pqr"
     engine.manager.on_blocks_assigned(request_id, engine.chains(request_id), engine.now)
     assert engine.ref_cnts("pqr") == [1, 1, 1]
-    assert engine.manager.stats().protected_blocks == 3
+    assert engine.manager.stats().claimed_blocks == 3
     engine.check_integrity()
 
 

@@ -237,6 +237,8 @@ class ChaosMachine(RuleBasedStateMachine):
             return
         for request_id in {*self.engine.runs, *self.waiting}:
             self.finish(request_id, aborted=True, num_computed=None)
+        for operation_id in self.tier.operation_ids:
+            self.tier.finish(operation_id, EditStatus.REJECTED)
         for _ in range(6):
             self.engine.step(100)
             self.engine.settle()

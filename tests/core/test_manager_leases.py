@@ -5,9 +5,11 @@ A context is a string, one letter a block; see ``builders``.
 
 from __future__ import annotations
 
+import pytest
+
 from sam_connector.core.limits import Limits
 from sam_connector.core.types import EditStatus
-from tests.core.builders import Engine, key
+from tests.core.builders import EVICT, Engine, key
 
 # --- leases -----------------------------------------------------------------
 
@@ -181,3 +183,199 @@ def test_the_tail_of_a_context_is_given_up_before_its_prefix() -> None:
         engine.step(seconds)
         letters = [c for c in engine.pool.free_contents() if c in "abcdef"]
         assert "".join(letters) == "fedcba"
+
+
+# --- the protected share ----------------------------------------------------
+
+
+def small_share(num_blocks: int = 24, *, ranges: bool = False) -> Engine:
+    """An engine in which five blocks may be protected."""
+    limits = Limits(max_protected_fraction=5.5 / num_blocks)
+    return Engine(num_blocks=num_blocks, limits=limits, ranges=ranges)
+
+
+def test_running_requests_do_not_use_up_the_protected_share() -> None:
+    engine = small_share()
+    running = [engine.start(name, name * 4, ttl=60) for name in "pqr"]
+    assert engine.manager.stats().protected_blocks == 0
+    engine.turn("s", "abcde", ttl=60)
+    stats = engine.manager.stats()
+    assert (stats.protected_blocks, stats.leases_refused) == (5, 0)
+    assert engine.deadlines("s") == {"abcde": 60.0}
+    # All of them have what they asked for as long as they run, and it grows.
+    engine.generate(running[0], "x")
+    engine.preempt(running[1])
+    engine.admit(running[1], "qqqq")
+    assert [engine.deadlines(name) for name in "pqr"] == [
+        {name * 4: 60.0} for name in "pqr"
+    ]
+    engine.check_integrity()
+    for request_id in running:
+        engine.finish(request_id, aborted=True)
+        engine.check_integrity()
+    assert engine.manager.stats().leases_refused == 3
+    assert engine.pool.zone_contents()[2] == "edcba"
+
+
+def test_a_context_whose_request_runs_again_makes_room_meanwhile() -> None:
+    engine = small_share()
+    engine.turn("s", "abcd", ttl=60)
+    running = engine.start("s", "abcd")
+    assert engine.manager.stats().protected_blocks == 0
+    engine.turn("t", "xyz", ttl=60)
+    engine.finish(running)
+    # Who comes to rest first is protected, not who was leased first.
+    assert engine.deadlines("s") == {"abcd": 0.0}
+    assert engine.deadlines("t") == {"xyz": 60.0}
+    assert engine.pool.zone_contents()[1:] == ("dcba", "zyx")
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_lease_without_room_ends_with_the_last_request_of_its_context(
+    aborted: bool,
+) -> None:
+    engine = small_share()
+    engine.turn("t", "xyz", ttl=60)
+    request_id = engine.start("s", "ab", ttl=60)
+    assert engine.deadlines("s") == {"ab": 60.0}
+    engine.generate(request_id, "cd")
+    engine.finish(request_id, aborted=aborted)
+    engine.check_integrity()
+    # The whole context, though its first two blocks would have fitted.
+    assert engine.deadlines("s") == {"abcd": 0.0}
+    assert engine.holds("abcd") == [(1, 0.0)] * 4
+    assert engine.pool.zone_contents()[1:] == ("dcba", "zyx")
+    stats = engine.manager.stats()
+    assert (stats.protected_blocks, stats.leases_refused) == (3, 1)
+    assert stats.leases_expired == 0
+
+
+def test_a_lease_from_before_ends_too_if_its_context_outgrew_the_share() -> None:
+    engine = small_share()
+    engine.turn("s", "abcd", ttl=60)
+    engine.turn("s", "abcd", generated="ef")
+    assert engine.deadlines("s") == {"abcdef": 0.0}
+    assert engine.pool.zone_contents()[1:] == ("fedcba", "")
+    engine.check_integrity()
+    # What others protect does not count against a context that shares it.
+    engine.turn("t", "xyz", ttl=60)
+    engine.turn("u", "xyzpq", ttl=60)
+    assert engine.deadlines("u") == {"xyzpq": 60.0}
+    assert engine.manager.stats().protected_blocks == 5
+
+
+def test_a_context_is_as_large_as_what_is_resident_of_it() -> None:
+    engine = small_share(num_blocks=9)
+    engine.turn("s", "abcde", ttl=60)
+    engine.pool.free_blocks(engine.fill(6))
+    stats = engine.manager.stats()
+    assert (stats.protected_blocks, stats.leases_broken) == (2, 3)
+    engine.turn("t", "xyz", ttl=60)
+    assert engine.deadlines("t") == {"xyz": 60.0}
+    assert engine.manager.stats().protected_blocks == 5
+    engine.check_integrity()
+
+
+def test_of_two_requests_of_a_context_only_the_last_decides() -> None:
+    engine = small_share()
+    first = engine.start("s", "abc", ttl=60)
+    second = engine.start("s", "abc", ttl=60)
+    engine.turn("t", "xyz", ttl=60)
+    engine.finish(first)
+    stats = engine.manager.stats()
+    assert (stats.protected_blocks, stats.leases_refused) == (3, 0)
+    assert engine.deadlines("s") == {"abc": 60.0}
+    engine.finish(second)
+    assert engine.manager.stats().leases_refused == 1
+    assert engine.deadlines("s") == {"abc": 0.0}
+    assert engine.pool.zone_contents()[1:] == ("cba", "zyx")
+
+
+def test_the_last_request_decides_for_a_context_it_does_not_own() -> None:
+    engine = small_share()
+    older = engine.start("s", "abc", ttl=60)
+    newer = engine.start("s", "abc", ttl=60)
+    engine.turn("t", "xyz", ttl=60)
+    engine.generate(newer, "d")
+    engine.finish(newer)
+    assert engine.deadlines("s") == {"abcd": 60.0}
+    engine.finish(older)
+    assert engine.deadlines("s") == {"abcd": 0.0}
+    assert engine.pool.zone_contents()[1:] == ("dcba", "zyx")
+    engine.check_integrity()
+
+
+def test_room_that_is_made_before_the_last_request_ends_counts() -> None:
+    engine = small_share()
+    engine.turn("t", "xyz", ttl=60)
+    request_id = engine.start("s", "abc", ttl=60)
+    engine.edit("t", EVICT)
+    engine.finish(request_id)
+    assert engine.deadlines("s") == {"abc": 60.0}
+    assert engine.manager.stats().leases_refused == 0
+
+
+def test_a_rewind_takes_the_place_of_what_it_replaces_in_the_share_too() -> None:
+    engine = small_share()
+    engine.turn("s", "abcde", ttl=60)
+    engine.turn("s", "abcdx")
+    assert engine.deadlines("s") == {"abcdx": 60.0}
+    assert engine.manager.stats().protected_blocks == 5
+    assert engine.pool.zone_contents()[2] == "xdcba"
+
+
+def test_evict_in_the_hint_leaves_no_lease_to_decide_about() -> None:
+    engine = small_share()
+    engine.turn("t", "xyz", ttl=60)
+    engine.turn("s", "abcd", ttl=60, edits=[EVICT])
+    assert engine.manager.stats().leases_refused == 0
+    assert engine.texts("s") == []
+    engine.check_integrity()
+
+
+def test_a_lease_put_on_a_session_at_rest_is_checked() -> None:
+    engine = small_share()
+    engine.turn("t", "xyz", ttl=60)
+    engine.turn("s", "abc")
+    engine.turn("s", "pq")
+    assert engine.manager.set_lease(key("s"), 30, engine.now) is EditStatus.PARTIAL
+    assert engine.deadlines("s") == {"abc": 0.0, "pq": 30.0}
+    engine.manager.set_lease(key("s"), 0, engine.now)
+    assert engine.manager.set_lease(key("t"), 90, engine.now) is EditStatus.COMPLETED
+    engine.turn("u", "mn", ttl=60)
+    assert engine.manager.set_lease(key("s"), 30, engine.now) is EditStatus.REJECTED
+    stats = engine.manager.stats()
+    assert (stats.protected_blocks, stats.leases_refused) == (5, 3)
+    engine.check_integrity()
+
+
+def test_a_lease_put_on_a_session_that_runs_is_checked_when_it_comes_to_rest() -> None:
+    engine = small_share()
+    engine.turn("t", "xyz", ttl=60)
+    running = engine.start("s", "abc")
+    assert engine.manager.set_lease(key("s"), 30, engine.now) is EditStatus.COMPLETED
+    assert engine.deadlines("s") == {"abc": 30.0}
+    assert engine.manager.stats().protected_blocks == 3
+    engine.finish(running)
+    assert engine.deadlines("s") == {"abc": 0.0}
+    assert engine.manager.stats().leases_refused == 1
+
+
+def test_only_what_protect_blocks_covers_needs_room() -> None:
+    engine = small_share(ranges=True)
+    engine.turn("t", "xyz", ttl=60)
+    engine.turn("s", "abcdefg", ttl=60, protect=2)
+    assert engine.deadlines("s") == {"abcdefg": 60.0}
+    assert engine.pool.zone_contents()[1:] == ("gfedc", "zyxba")
+    assert engine.manager.stats().protected_blocks == 5
+
+
+def test_a_context_that_grew_without_a_lease_needs_room_for_its_prefix_only() -> None:
+    engine = small_share(ranges=True)
+    engine.turn("s", "ab", ttl=60, protect=4)
+    engine.manager.set_lease(key("s"), 0, engine.now)
+    engine.turn("s", "ab", generated="cdefgh")
+    assert engine.manager.set_lease(key("s"), 60, engine.now) is EditStatus.COMPLETED
+    assert engine.manager.stats().protected_blocks == 4
+    assert engine.pool.zone_contents()[1:] == ("hgfe", "dcba")
+    engine.check_integrity()

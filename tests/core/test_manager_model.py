@@ -42,17 +42,22 @@ class ManagerMachine(RuleBasedStateMachine):
 
     ranges = False
 
-    @initialize(num_blocks=st.sampled_from([14, 24, 64]))
-    def build(self, num_blocks: int) -> None:
+    @initialize(
+        num_blocks=st.sampled_from([14, 24, 64]),
+        share=st.sampled_from([0.3, 1.0]),
+    )
+    def build(self, num_blocks: int, share: float) -> None:
         limits = Limits(
             max_contexts=3,
             max_ttl_s=50.0,
             idle_ttl_s=30.0,
-            max_protected_fraction=1000.0,  # never reached
+            max_protected_fraction=share,
         )
         self.engine = Engine(num_blocks=num_blocks, limits=limits, ranges=self.ranges)
         self.manager = self.engine.manager
-        self.model = Model(limits, self.engine.pool, ranges=self.ranges)
+        self.model = Model(
+            limits, self.engine.pool, ranges=self.ranges, copies=self.copies
+        )
         self.waiting: dict[str, str] = {}
         self.evicts: dict[str, bool] = {}
         self.last_text = {"S": "", "T": ""}
@@ -147,11 +152,12 @@ class ManagerMachine(RuleBasedStateMachine):
         block_ids = ids(run.blocks.get(G0, []))[:num_computed] if run else []
         text = run.text if run else ""
         self.waiting.pop(request_id, None)
-        self.model.finish(request_id, text, block_ids, self.engine.now, aborted=aborted)
+        now = self.engine.now
+        self.engine.finish(request_id, aborted=aborted, num_computed=num_computed)
+        self.model.finish(request_id, text, block_ids, now, aborted=aborted)
         if self.evicts[request_id]:
             self.model.evict(session)
-        self.model.forget_request(request_id)
-        self.engine.finish(request_id, aborted=aborted, num_computed=num_computed)
+        self.model.forget_request(request_id, now)
 
     def assigned(self, request_id: str) -> None:
         run = self.engine.runs[request_id]
@@ -168,8 +174,9 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def control(self, session: str, what: str, ttl: float) -> None:
         if what == "lease":
-            self.manager.set_lease(key(session), ttl, self.engine.now)
-            self.model.set_lease(session, ttl, self.engine.now)
+            status = self.manager.set_lease(key(session), ttl, self.engine.now)
+            expected = self.model.set_lease(session, ttl, self.engine.now)
+            assert (None if status is None else status.value) == expected
         elif what == "evict":
             self.engine.edit(session, EVICT)
             self.model.evict(session)
@@ -204,6 +211,17 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.engine.reset()
         self.model.reset()
 
+    def copies(self) -> dict[str, int]:
+        """The manager's resident copy of each content."""
+        return {
+            block_hash.decode(): block_id
+            for segment in self.manager.book.index.segments()
+            for block_hash, block_id in zip(
+                segment.hashes, segment.block_ids, strict=True
+            )
+            if block_id != NULL_BLOCK_ID
+        }
+
     # --- after every step ----------------------------------------------------
 
     @invariant()
@@ -225,22 +243,19 @@ class ManagerMachine(RuleBasedStateMachine):
     def blocks_agree(self) -> None:
         holds = self.model.holds()
         resident = self.model.forget_copies()
-        known: dict[str, tuple[int, float]] = {}
-        copies: dict[str, int] = {}
-        for segment in self.manager.book.index.segments():
-            for block_hash, block_id in zip(
-                segment.hashes, segment.block_ids, strict=True
-            ):
-                if segment.deadlines:
-                    content = block_hash.decode()
-                    known[content] = segment.num_sessions, segment.expire_at
-                    if block_id != NULL_BLOCK_ID:
-                        copies[content] = block_id
+        known = {
+            block_hash.decode(): (segment.num_sessions, segment.expire_at)
+            for segment in self.manager.book.index.segments()
+            if segment.deadlines
+            for block_hash in segment.hashes
+        }
         assert known == holds
-        assert copies == resident
+        assert self.copies() == resident
         stats = self.manager.stats()
         assert stats.claimed_blocks == len(resident)
-        assert stats.protected_blocks == sum(holds[c][1] > 0 for c in resident)
+        assert stats.protected_blocks == len(self.model.protected())
+        assert stats.leases_granted == self.model.num_granted
+        assert stats.leases_refused == self.model.num_refused
         assert stats.records == sum(len(c.held) for c in self.model.contexts())
 
     @invariant()

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from sam_connector.core import timer_wheel
+from sam_connector.core import block_index, timer_wheel
 from sam_connector.core.block_index import BlockIndex
 from sam_connector.core.contexts import ContextBook
 from sam_connector.core.edits import EditController
 from sam_connector.core.manager import SessionAwareManager
+from sam_connector.core.operations import OperationTable
 from sam_connector.core.retention import BlockMetaUpdate, Retention, Segment
 from sam_connector.core.session_index import Context, Session
 from sam_connector.core.session_tree import SessionTree
@@ -262,6 +263,93 @@ def there_is_always_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @mutant(
+    test_manager_leases.test_running_requests_do_not_use_up_the_protected_share,
+    test_manager_leases.test_of_two_requests_of_a_context_only_the_last_decides,
+    test_manager_leases.test_room_that_is_made_before_the_last_request_ends_counts,
+    test_manager_leases.test_a_rewind_takes_the_place_of_what_it_replaces_in_the_share_too,
+)
+def running_contexts_count_towards_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lease(
+        self: ContextBook,
+        context: Context,
+        deadline: float,
+        protect_blocks: int | None,
+    ) -> bool:
+        if not self._has_room(context, protect_blocks):
+            return False
+        self.leases.grant(context, deadline)
+        context.protect_blocks = protect_blocks
+        self._apply_deadline(context)
+        self.sessions.touch(context.session)
+        return True
+
+    monkeypatch.setattr(block_index, "_rests", lambda holder, deadline: bool(deadline))
+    monkeypatch.setattr(
+        BlockIndex,
+        "set_active",
+        lambda self, holder, num_active: setattr(holder, "num_active", num_active),
+    )
+    monkeypatch.setattr(ContextBook, "lease", lease)
+
+
+@mutant(
+    test_manager_leases.test_of_two_requests_of_a_context_only_the_last_decides,
+    test_manager_leases.test_the_last_request_decides_for_a_context_it_does_not_own,
+    test_manager_leases.test_a_lease_put_on_a_session_that_runs_is_checked_when_it_comes_to_rest,
+)
+def coming_to_rest_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remove_active(self: ContextBook, context: Context, now: float) -> bool:
+        self.index.set_active(context, context.num_active - 1)
+        return True
+
+    monkeypatch.setattr(ContextBook, "remove_active", remove_active)
+
+
+@mutant(
+    test_manager_leases.test_of_two_requests_of_a_context_only_the_last_decides,
+    test_manager_leases.test_the_last_request_decides_for_a_context_it_does_not_own,
+)
+def any_request_that_ends_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remove_active(self: ContextBook, context: Context, now: float) -> bool:
+        fits = not context.deadline or self._has_room(context, context.protect_blocks)
+        if not fits:
+            self.end_lease(context, now)
+        self.index.set_active(context, context.num_active - 1)
+        return fits
+
+    monkeypatch.setattr(ContextBook, "remove_active", remove_active)
+
+
+@mutant(
+    test_manager_leases.test_a_context_that_grew_without_a_lease_needs_room_for_its_prefix_only,
+)
+def a_segment_counts_beyond_the_blocks_leased(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_unprotected = BlockIndex.num_unprotected
+    monkeypatch.setattr(
+        BlockIndex,
+        "num_unprotected",
+        lambda self, holder, group_id, num_blocks=None: num_unprotected(
+            self, holder, group_id
+        ),
+    )
+
+
+@mutant(
+    test_manager_leases.test_a_lease_put_on_a_session_at_rest_is_checked,
+    test_limits.test_limit_max_protected_fraction_of_a_lease_renewed_when_all_is_used_up,
+)
+def a_lease_at_rest_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_room = ContextBook._has_room
+    monkeypatch.setattr(
+        ContextBook,
+        "_has_room",
+        lambda self, context, protect_blocks: (
+            not context.num_active or has_room(self, context, protect_blocks)
+        ),
+    )
+
+
+@mutant(
     test_manager_leases.test_an_expired_lease_is_given_up_before_a_live_one_though_nobody_stepped,
     test_manager_leases.test_a_forgotten_session_is_given_up_before_a_held_one,
 )
@@ -350,6 +438,11 @@ def an_offload_gives_up_contexts_in_use_or_gone(
             )
 
     monkeypatch.setattr(EditController, "_release_offloaded", release)
+
+
+@mutant(test_edits.test_an_open_operation_keeps_the_manager_from_being_idle)
+def open_operations_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OperationTable, "num_open", 0)
 
 
 @mutant(test_edits.test_an_operation_ends_once)

@@ -38,3 +38,22 @@ def test_the_oldest_operation_is_forgotten_first() -> None:
     assert len(table) == 2
     assert table.get("one") is None
     assert table.get("three") is not None
+
+
+def test_open_operations_are_counted_until_they_end_or_are_forgotten() -> None:
+    table = OperationTable(max_operations=2)
+    assert table.num_open == 0
+    table.record(key("s"), result("one"))
+    table.record(key("s"), result("one"))
+    table.record(key("t"), result("two"))
+    assert table.num_open == 2
+    table.record(key("s"), result("one", EditStatus.PARTIAL))
+    table.record(key("s"), result("one", EditStatus.COMPLETED))
+    assert table.num_open == 1
+    table.record(key("s"), result("three"))
+    table.record(key("s"), result("four", EditStatus.UNSUPPORTED))
+    # "one" was forgotten first, then "two", which was open.
+    assert table.num_open == 1
+    table.record(key("s"), result("five"))
+    table.record(key("s"), result("six"))
+    assert table.num_open == len(table) == 2

@@ -18,8 +18,10 @@ def test_only_a_block_that_holds_the_content_becomes_its_copy() -> None:
     engine.runs[request_id] = Run("abc", engine.runs[stranger].blocks)
     engine.manager.on_blocks_assigned(request_id, engine.chains(request_id), engine.now)
     assert engine.ref_cnts("abc") == [1, 1, 1]
-    assert engine.manager.stats().protected_blocks == 2
+    assert engine.manager.stats().claimed_blocks == 2
     engine.check_integrity()
+    engine.finish(request_id)
+    assert engine.manager.stats().protected_blocks == 2
 
 
 def test_the_null_block_and_foreign_ids_are_refused() -> None:

@@ -19,6 +19,8 @@ def test_two_tenants_may_use_the_same_session_id() -> None:
 def test_an_edit_without_a_range_is_for_the_whole_context() -> None:
     assert not EVICT.is_ranged
     assert evict_range(0, 4).is_ranged
+    assert evict_range(0, None).is_ranged
+    assert evict_range(None, 4).is_ranged
 
 
 def test_records_are_frozen() -> None:

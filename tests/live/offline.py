@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 BLOCK_SIZE = 32
 PROMPT = list(range(100, 300))
@@ -30,8 +31,6 @@ def main(model: str) -> None:
         max_model_len=1024,
         max_num_seqs=4,
         enforce_eager=True,
-        # The servers of the other tests have a worker process; this one has none.
-        distributed_executor_backend="uni",
         kv_transfer_config={
             "kv_connector": "SAMConnector",
             "kv_connector_module_path": "sam_connector",
@@ -43,9 +42,14 @@ def main(model: str) -> None:
         max_tokens=2, temperature=0, extra_args={"agent_hint": HINT}
     )
     (output,) = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
-    call = llm.llm_engine.engine_core.call_utility
+    client = llm.llm_engine.engine_core
+    if hasattr(client, "call_utility"):
+        call = partial(client.call_utility, "sam_control")
+    else:
+        # The engine is in this process.
+        call = client.engine_core.sam_control
     told = {
-        name: decode_reply(call("sam_control", command.encode())).result
+        name: decode_reply(call(command.encode())).result
         for name, command in {
             "session": GetSession(tenant="", session_id="offline"),
             "stats": GetStats(),

@@ -40,14 +40,16 @@ def keyed_server() -> Iterator[LiveServer]:
 @pytest.fixture
 def other(keyed_server: LiveServer) -> Iterator[httpx.Client]:
     """The other tenant; it forgets its sessions afterwards."""
-    with _client(keyed_server, "k2") as client:
+    with _client(keyed_server, "Bearer k2") as client:
         yield client
         sessions = client.get("/v1/agent/sessions").json()["sessions"]
         for session in sessions:
             client.delete(session_path(session["session_id"]))
 
 
-@pytest.fixture(params=[None, "k3", ""], ids=["no_key", "wrong_key", "empty_key"])
+@pytest.fixture(
+    params=[None, "Bearer k3", "Basic k1"], ids=["no_key", "wrong_key", "wrong_scheme"]
+)
 def stranger(
     request: pytest.FixtureRequest, keyed_server: LiveServer
 ) -> Iterator[httpx.Client]:
@@ -55,8 +57,8 @@ def stranger(
         yield client
 
 
-def _client(server: LiveServer, key: str | None) -> httpx.Client:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+def _client(server: LiveServer, authorization: str | None) -> httpx.Client:
+    headers = {} if authorization is None else {"Authorization": authorization}
     return httpx.Client(base_url=server.url, headers=headers, timeout=60)
 
 

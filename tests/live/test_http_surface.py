@@ -89,11 +89,11 @@ def test_evicted_context_still_hits_until_it_is_reused(live_server: LiveServer) 
     assert cached_tokens(live_server.complete(PROMPT)) == 288
 
 
-# --- the other spellings (P15) --------------------------------------------------------
+# --- the other spellings --------------------------------------------------------------
 
 
 @each_path
-def test_session_header_registers_the_session(
+def test_p15_session_header_registers_the_session(
     live_server: LiveServer, path: str
 ) -> None:
     answer = live_server.client.post(
@@ -118,7 +118,7 @@ def test_session_header_registers_the_session(
     ids=["xargs_session_id", "xargs_hint", "kv_transfer_params"],
 )
 @each_path
-def test_fields_of_vllm_register_the_session(
+def test_p15_fields_of_vllm_register_the_session(
     live_server: LiveServer, path: str, fields: Mapping[str, Any], has_lease: bool
 ) -> None:
     answer = live_server.post(path, body_of(path) | fields)
@@ -129,7 +129,7 @@ def test_fields_of_vllm_register_the_session(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
-def test_session_id_of_the_body_registers_the_session(
+def test_p15_session_id_of_the_body_registers_the_session(
     live_server: LiveServer, path: str
 ) -> None:
     answer = live_server.post(path, body_of(path) | {"session_id": "body"})
@@ -168,7 +168,7 @@ def test_invalid_hint_that_reaches_the_engine_is_counted(
     assert live_server.stats()["invalid_hints"] == before + 1
 
 
-def test_first_of_several_session_ids_counts(live_server: LiveServer) -> None:
+def test_p15_first_of_several_session_ids_counts(live_server: LiveServer) -> None:
     ranked = ["hint", "kv_params", "xargs_hint", "body", "header", "xargs"]
     for first, expected in enumerate(ranked):
         given = set(ranked[first:])
@@ -192,7 +192,7 @@ def test_first_of_several_session_ids_counts(live_server: LiveServer) -> None:
 
 
 @each_path
-def test_requests_that_name_no_session_make_none(
+def test_p15_requests_that_name_no_session_make_none(
     live_server: LiveServer, path: str
 ) -> None:
     for extra in ({}, {"agent_hint": {}}, {"agent_hint": None}):
@@ -200,7 +200,7 @@ def test_requests_that_name_no_session_make_none(
     assert live_server.stats()["sessions"] == 0
 
 
-# --- invalid hints and unknown fields (P06) -------------------------------------------
+# --- invalid hints and unknown fields -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_invalid_hint_is_a_400_that_names_the_field(
 
 
 @each_path
-def test_extension_fields_are_ignored(live_server: LiveServer, path: str) -> None:
+def test_p06_extension_fields_are_ignored(live_server: LiveServer, path: str) -> None:
     hint = {
         "session_id": "s",
         "x_later": {"a": [1]},
@@ -252,7 +252,9 @@ def test_extension_fields_are_ignored(live_server: LiveServer, path: str) -> Non
 
 
 @each_path
-def test_hint_leaves_no_warning_in_the_log(live_server: LiveServer, path: str) -> None:
+def test_p06_hint_leaves_no_warning_in_the_log(
+    live_server: LiveServer, path: str
+) -> None:
     before = len(live_server.log_text())
     hint = {"session_id": "quiet", **LEASE}
     answer = live_server.post(path, body_of(path) | {"agent_hint": hint})
@@ -264,7 +266,7 @@ def test_hint_leaves_no_warning_in_the_log(live_server: LiveServer, path: str) -
 
 
 @each_path
-def test_stock_server_ignores_a_hint(stock_server: LiveServer, path: str) -> None:
+def test_p06_stock_server_ignores_a_hint(stock_server: LiveServer, path: str) -> None:
     hint = {"session_id": "s", "cache_control": {"ttl": -1}}
     answer = stock_server.post(path, body_of(path) | {"agent_hint": hint})
     assert answer.status_code == 200, answer.text
@@ -368,7 +370,7 @@ def test_lease_is_given_and_ended_without_a_request(live_server: LiveServer) -> 
         ("PUT", "/lease", {}, "ttl"),
         ("POST", "/edits", {"edits": [EVICT] * 17}, "edits"),
         ("POST", "/edits", {"edits": [EVICT], "now": True}, "now"),
-        ("POST", "/edits", {"edits": [{"type": "evict", "block_end": 3}]}, "block_st"),
+        ("POST", "/edits", {"edits": [{"type": "evict", "block_end": 3}]}, "edits.0"),
         ("DELETE", "?tree=perhaps", None, "tree"),
     ],
 )

@@ -39,9 +39,15 @@ class Output:
 def ask(
     server: LiveServer, prompt: list[int], hint: Mapping[str, object] | None = None
 ) -> Output:
-    return _output_of(
-        server.complete(prompt, max_tokens=MAX_TOKENS, hint=hint, logprobs=2)
+    answer = server.complete(
+        prompt,
+        max_tokens=MAX_TOKENS,
+        hint=hint,
+        logprobs=2,
+        # By text, two tokens that print alike would be one entry.
+        return_tokens_as_token_ids=True,
     )
+    return _output_of(answer)
 
 
 def _output_of(answer: Mapping[str, Any]) -> Output:
@@ -63,6 +69,15 @@ def assert_same_output(ours: Output, stock: Output) -> None:
         if ours.tokens[position] != expected:
             assert stock.margins[position] < TOLERANCE, (ours, stock)
             return
+
+
+def test_comparison_notices_one_foreign_token(stock_server: LiveServer) -> None:
+    prompt = list(VOCABULARY)
+    expected = ask(stock_server, prompt)
+    assert_same_output(expected, expected)
+    prompt[3] += 1
+    with pytest.raises(AssertionError):
+        assert_same_output(ask(stock_server, prompt), expected)
 
 
 # --- turns of agents ------------------------------------------------------------------
@@ -98,7 +113,7 @@ def _num_broken(stats: Mapping[str, int]) -> int:
     return stats["leases_broken"] + stats["claims_broken"]
 
 
-# --- random requests (M09) ------------------------------------------------------------
+# --- random requests ------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -176,7 +191,7 @@ class Fuzzer:
 
 
 @pytest.mark.timeout(300 + 4 * NUM_FUZZ_REQUESTS)
-def test_random_requests_get_the_tokens_of_stock(
+def test_m09_random_requests_get_the_tokens_of_stock(
     small_server: LiveServer, stock_server: LiveServer
 ) -> None:
     fuzzer = Fuzzer(random.Random(FUZZ_SEED))
@@ -192,7 +207,7 @@ def test_random_requests_get_the_tokens_of_stock(
 
 
 @pytest.mark.timeout(300 + 2 * NUM_FUZZ_REQUESTS)
-def test_random_requests_at_the_same_time_get_the_tokens_of_stock(
+def test_m09_random_requests_at_the_same_time_get_the_tokens_of_stock(
     small_server: LiveServer, stock_server: LiveServer
 ) -> None:
     """Batches change the last bits only, so near-ties aside tokens are equal too."""

@@ -73,18 +73,23 @@ def test_reset_that_drops_running_requests(live_server: LiveServer) -> None:
     assert session["blocks"]["gpu"] > 9
 
 
-@pytest.mark.parametrize("mode", ["abort", "keep"])
-def test_pause_and_resume(live_server: LiveServer, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("query", "is_cleared"),
+    [("", True), ("?mode=keep&clear_cache=false", False)],
+    ids=["clears", "keeps"],
+)
+def test_pause_and_resume(
+    live_server: LiveServer, query: str, is_cleared: bool
+) -> None:
     live_server.complete(PROMPT, hint={"session_id": "s", **LEASE})
-    assert live_server.post(f"/pause?mode={mode}").status_code == 200
+    assert live_server.post(f"/pause{query}").status_code == 200
     try:
         # Nothing is moved meanwhile, and the engine goes on answering.
         path = f"{session_path('s')}/edits"
         results = live_server.post(path, EVICT_AND_PREFETCH).json()["results"]
         assert [result["status"] for result in results] == ["rejected"] * 2
         assert live_server.stats()["internal_errors"] == 0
-        # Only the default mode clears the cache.
-        assert (session_of(live_server, "s") is None) == (mode == "abort")
+        assert (session_of(live_server, "s") is None) == is_cleared
     finally:
         assert live_server.post("/resume").status_code == 200
     live_server.complete(PROMPT, hint={"session_id": "s", **LEASE})
@@ -108,10 +113,10 @@ def test_wrong_settings_stop_the_start_and_are_all_named() -> None:
         server.stop()
 
 
-def test_no_shared_memory_but_that_of_vllm(
+def test_s03_no_shared_memory_but_that_of_vllm(
     live_server: LiveServer, stock_server: LiveServer
 ) -> None:
-    """S03: a killed server leaves none of ours, because there is none."""
+    """A killed server leaves none of ours, because there is none."""
     assert _kinds(live_server) == _kinds(stock_server)
 
 
@@ -130,10 +135,10 @@ def doomed_server() -> Iterator[LiveServer]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_every_process_of_the_server(
+def test_s04_signal_ends_every_process_of_the_server(
     doomed_server: LiveServer, number: signal.Signals
 ) -> None:
-    """S04: with sessions, leases and a running request."""
+    """With sessions, leases and a running request."""
     server = doomed_server
     server.complete(PROMPT, hint={"session_id": "s", **LEASE})
     body = body_of(COMPLETIONS, max_tokens=2000) | {"stream": True, "ignore_eos": True}
@@ -151,20 +156,27 @@ def test_signal_ends_every_process_of_the_server(
     assert "hints are off after" not in server.log_text()
 
 
-def test_offline_script_ends_by_itself() -> None:
-    """S06; and S10, since its engine has no worker process."""
+@pytest.mark.parametrize("is_multiprocess", [True, False], ids=["mp", "uni"])
+def test_s06_offline_script_ends_by_itself(is_multiprocess: bool) -> None:
+    """With processes for engine and worker; and (S10) all in one."""
     model = str(ensure_model(TEST_MODEL))
     script = subprocess.run(
         [sys.executable, "-m", "tests.live.offline", model],
         cwd=REPO_ROOT,
-        env={**os.environ, **SERVER_ENV},
+        env={
+            **os.environ,
+            **SERVER_ENV,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(is_multiprocess)),
+        },
         capture_output=True,
         text=True,
         timeout=OFFLINE_S,
         check=False,
     )
     assert script.returncode == 0, script.stderr[-4000:]
-    told = json.loads(script.stdout.splitlines()[-1])
+    # Processes of the engine write to the same output.
+    (line,) = [x for x in script.stdout.splitlines() if x.startswith('{"session"')]
+    told = json.loads(line)
     assert told["session"]["session_id"] == "offline"
     assert told["session"]["lease_s"] > 0
     assert told["session"]["blocks"]["gpu"] == 6

@@ -36,8 +36,8 @@ def any_ids_server(request: pytest.FixtureRequest) -> LiveServer:
 # --- request ids ----------------------------------------------------------------------
 
 
-def test_every_hint_reaches_its_own_request(any_ids_server: LiveServer) -> None:
-    """P10: distinct leases, all routes, all at the same time."""
+def test_p10_every_hint_reaches_its_own_request(any_ids_server: LiveServer) -> None:
+    """Distinct leases, all routes, all at the same time."""
     server = any_ids_server
     server.reset_prefix_cache()
 
@@ -62,8 +62,8 @@ def test_every_hint_reaches_its_own_request(any_ids_server: LiveServer) -> None:
     assert all(earlier < later for earlier, later in pairwise(leases))
 
 
-def test_equal_request_ids_at_the_same_time(live_server: LiveServer) -> None:
-    """P09. Without its random part vLLM's own engine ends on two equal ids."""
+def test_p09_equal_request_ids_at_the_same_time(live_server: LiveServer) -> None:
+    """Without the random part vLLM's own engine ends on two equal ids, stock too."""
 
     def ask(session_id: str) -> int:
         body = body_of(COMPLETIONS, max_tokens=100) | {
@@ -92,10 +92,9 @@ def test_equal_request_ids_at_the_same_time(live_server: LiveServer) -> None:
     ["", "0123456789abcdef", "x" * 4096, "a/b c", "../%2e", "\u2603 \u00fc", "s"],
     ids=["empty", "hex", "4096", "slash_space", "dots", "unicode", "as_session"],
 )
-def test_request_ids_of_any_form_are_opaque(
+def test_p12_request_ids_of_any_form_are_opaque(
     any_ids_server: LiveServer, request_id: str
 ) -> None:
-    """P12."""
     hint = {"session_id": "s", **LEASE}
     any_ids_server.complete(PROMPT, hint=hint, request_id=request_id)
     session = session_of(any_ids_server, "s")
@@ -103,7 +102,7 @@ def test_request_ids_of_any_form_are_opaque(
     assert session["lease_s"] is not None
 
 
-# --- clients that leave (P01) ---------------------------------------------------------
+# --- clients that leave ---------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -130,7 +129,7 @@ def running_request(server: LiveServer, *, stream: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_request_ends_when_its_client_leaves(
+def test_p01_request_ends_when_its_client_leaves(
     live_server: LiveServer, stream: bool
 ) -> None:
     before = live_server.metrics()["vllm:generation_tokens_total"]
@@ -170,11 +169,44 @@ def test_edit_while_a_request_runs_leaves_its_blocks_alone(
     leak_check(live_server)
 
 
+# --- a full pool ----------------------------------------------------------------------
+
+
+def test_l01_requests_of_any_size_are_served_though_all_is_leased(
+    small_server: LiveServer,
+) -> None:
+    """Leases fill their share, edits ask for more, and requests want all blocks."""
+    num_blocks = small_server.stats()["total_blocks"]
+    names = [f"idle-{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        prompt = [200 + number] * (num_blocks // 5 * BLOCK_SIZE + 1)
+        small_server.complete(prompt, hint={"session_id": name, **LEASE})
+    stats = small_server.stats()
+    assert stats["protected_blocks"] > num_blocks // 2
+
+    def want(number: int) -> int:
+        prompt = [300 + number] * ((num_blocks - 2) * BLOCK_SIZE)
+        answer = small_server.complete(prompt, hint={"session_id": f"busy-{number}"})
+        return len(answer["choices"])
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(want, number) for number in range(4)]
+        for name in names:
+            edits = {"edits": [{"type": "prefetch"}], "wait_s": 1}
+            answer = small_server.post(f"/v1/agent/sessions/{name}/edits", edits)
+            assert answer.status_code == 200, answer.text
+        assert [answer.result() for answer in answers] == [1] * 4
+    assert small_server.stats()["leases_broken"] > stats["leases_broken"]
+
+
 # --- several sequences for one request ------------------------------------------------
 
 
-def test_beam_search_in_a_session(live_server: LiveServer) -> None:
-    """P13: every step of every beam is a request of its own that names the session."""
+def test_p13_beam_search_in_a_session(live_server: LiveServer) -> None:
+    """Every step of every beam is a request of its own that names the session.
+
+    vLLM hands on the session's id to them and nothing else of the hint.
+    """
     answer = live_server.complete(
         PROMPT,
         max_tokens=8,
@@ -190,7 +222,7 @@ def test_beam_search_in_a_session(live_server: LiveServer) -> None:
     assert stats["claimed_blocks"] <= 4
 
 
-def test_streamed_beam_search_is_refused(live_server: LiveServer) -> None:
+def test_p13_streamed_beam_search_is_refused(live_server: LiveServer) -> None:
     fields = {"use_beam_search": True, "n": 4, "stream": True}
     hint = {"session_id": "beam", **LEASE}
     answer = live_server.post(
@@ -200,7 +232,7 @@ def test_streamed_beam_search_is_refused(live_server: LiveServer) -> None:
     assert session_of(live_server, "beam") is None
 
 
-def test_parallel_samples_share_one_session(live_server: LiveServer) -> None:
+def test_p13_parallel_samples_share_one_session(live_server: LiveServer) -> None:
     answer = live_server.complete(
         PROMPT, hint={"session_id": "n", **LEASE}, n=3, temperature=1, seed=1
     )
@@ -228,7 +260,7 @@ def test_body_that_comes_in_chunks_is_lowered(live_server: LiveServer) -> None:
     assert session_of(live_server, "chunks") is not None
 
 
-def test_lone_surrogate_is_a_400(live_server: LiveServer) -> None:
+def test_p07_lone_surrogate_is_a_400(live_server: LiveServer) -> None:
     hint = '"agent_hint": {"session_id": "s"}'
     raw = '{"model": "tiny", "prompt": "\\ud800", ' + hint + "}"
     answer = live_server.client.post(
