@@ -291,14 +291,20 @@ class BlockIndex:
         num_missing = len(recorded) - segment.num_resident
         offset = len(recorded)
         stop = min(offset, len(block_ids) - segment.start)
+        missing: list[int] = []
         # From the end, where a growing context has its new blocks.
         while num_missing > 0 and offset > 0:
             offset -= 1
             if recorded[offset] == NULL_BLOCK_ID:
                 num_missing -= 1
                 if offset < stop:
-                    index = segment.start + offset
-                    self._retention.attach(segment, index, block_ids[index])
+                    missing.append(offset)
+        if missing:
+            start = segment.start
+            found = [o for o in missing if block_ids[start + o] != NULL_BLOCK_ID]
+            self._retention.attach(
+                segment, found, [block_ids[start + offset] for offset in found]
+            )
 
     def _split(self, segment: Segment, at: int) -> Segment:
         upper = self._retention.split(segment, at)

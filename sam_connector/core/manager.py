@@ -248,15 +248,22 @@ class SessionAwareManager:
 
     # --- time -----------------------------------------------------------------------
 
-    def advance(self, now: float) -> None:
-        """Does a bounded amount of what is due. Call once per engine step."""
-        for context in self._leases.take_expired(
-            now, self._limits.max_expiries_per_step
-        ):
+    def advance(self, now: float) -> bool:
+        """Does a bounded amount of what is due.
+
+        Returns:
+            Whether to call again before another tick of the wheel has passed: more
+            is due, or a tier may have something to say.
+        """
+        limit = self._limits.max_expiries_per_step
+        expired = self._leases.take_expired(now, limit)
+        for context in expired:
             self._expire(context, now)
-        for tier in self._tiers():
+        tiers = self._tiers()
+        for tier in tiers:
             for event in tier.take_session_events():
                 self._on_tier_event(event)
+        return bool(tiers) or len(expired) == limit
 
     def relieve(self, num_blocks: int, now: float) -> None:
         """The pool is about to break into claims: first give up what is not due.

@@ -46,22 +46,24 @@ class BlockPoolPort(Protocol):
     def update_block_meta(
         self,
         *,
-        block_id: BlockId,
-        expected_block_hash: BlockHash,
+        block_ids: Sequence[BlockId],
+        expected_block_hashes: Sequence[BlockHash],
         group_id: GroupId,
         claim: Claim,
-    ) -> BlockMetaUpdate:
-        """The one guarded door to a block's metadata.
+    ) -> list[BlockMetaUpdate]:
+        """The one guarded door to the metadata of blocks.
 
-        Puts the block under ``claim`` only if the slot still holds the expected
-        content; never touches the reference count of active requests.
+        Puts each block under ``claim`` only if its slot still holds the content
+        expected of it; never touches the reference count of active requests.
         """
         ...
 
-    def reuse_when_freed(self, block_id: BlockId, *, num_own_users: int) -> None:
-        """Makes a block in use next to be reused once it is free.
+    def reuse_when_freed(
+        self, block_ids: Sequence[BlockId], *, num_own_users: int
+    ) -> None:
+        """Makes blocks in use next to be reused once they are free.
 
-        Does nothing unless ``num_own_users`` are all the users it has.
+        Spares a block unless ``num_own_users`` are all the users it has.
         """
         ...
 
@@ -166,32 +168,50 @@ class Retention:
         """Whether so many more blocks may be protected."""
         return self.num_protected + num_blocks <= self._max_protected
 
-    def attach(self, segment: Segment, index: int, block_id: BlockId) -> bool:
-        """Records ``block_id`` as the resident copy of a block that has none.
+    def attach(
+        self,
+        segment: Segment,
+        offsets: Sequence[int],
+        block_ids: Sequence[BlockId],
+    ) -> None:
+        """Records resident copies of blocks that have none.
 
-        Returns whether it has one now.
+        A copy that does not hold the content, or for which the protected share has
+        no room, is not recorded.
+
+        Args:
+            segment: held by somebody.
+            offsets: of the blocks in the segment.
+            block_ids: the copy of each.
         """
-        offset = index - segment.start
-        if block_id == NULL_BLOCK_ID or segment.claim is None:
-            return False
-        if segment.is_protected and not self.has_room(1):
-            return False
-        owner = self._owner_of(block_id)
-        update = self._pool.update_block_meta(
-            block_id=block_id,
-            expected_block_hash=segment.hashes[offset],
+        if segment.claim is None:
+            return
+        if segment.is_protected:
+            room = max(0, self._max_protected - self.num_protected)
+            offsets, block_ids = offsets[:room], block_ids[:room]
+        claims, hashes = self._queue.claims, segment.hashes
+        owners = {
+            block_id: self._owner_of(block_id)
+            for block_id in block_ids
+            if 0 <= block_id < len(claims) and claims[block_id] is not None
+        }
+        updates = self._pool.update_block_meta(
+            block_ids=block_ids,
+            expected_block_hashes=[hashes[offset] for offset in offsets],
             group_id=segment.group_id,
             claim=segment.claim,
         )
-        if update is not BlockMetaUpdate.UPDATED:
-            return False
-        if owner is not None:
-            self._forget(*owner)
-        self._index_of[block_id] = index
-        segment.block_ids[offset] = block_id
-        segment.num_resident += 1
-        self._count(segment, 1)
-        return True
+        num_attached = 0
+        for offset, block_id, update in zip(offsets, block_ids, updates, strict=True):
+            if update is BlockMetaUpdate.UPDATED:
+                owner = owners.get(block_id)
+                if owner is not None:
+                    self._forget(*owner)
+                self._index_of[block_id] = segment.start + offset
+                segment.block_ids[offset] = block_id
+                num_attached += 1
+        segment.num_resident += num_attached
+        self._count(segment, num_attached)
 
     def refresh(
         self, segment: Segment, *, front: bool = False, num_own_users: int = 0
@@ -267,9 +287,10 @@ class Retention:
         in_use = segment.num_resident - claim.num_free
         self._queue.end_claim(claim, front=front)
         if front and num_own_users and in_use and self._queue.enforce:
-            for block_id in segment.block_ids:
-                if block_id != NULL_BLOCK_ID:
-                    self._pool.reuse_when_freed(block_id, num_own_users=num_own_users)
+            self._pool.reuse_when_freed(
+                [b for b in segment.block_ids if b != NULL_BLOCK_ID],
+                num_own_users=num_own_users,
+            )
         segment.claim = None
         segment.block_ids = [NULL_BLOCK_ID] * len(segment.block_ids)
         segment.num_resident = 0
@@ -310,14 +331,18 @@ class Retention:
             segment.num_resident -= 1
             self._count(segment, -1)
 
-    def _on_reassigned(self, block: Any, claim: Claim) -> None:
+    def _on_reassigned(self, blocks: Sequence[Any], claim: Claim) -> None:
         segment: Segment = claim.owner
-        offset = self._index_of[block.block_id] - segment.start
-        in_segment = 0 <= offset < len(segment.block_ids)
-        if in_segment and segment.block_ids[offset] == block.block_id:
-            self._forget(segment, offset)
-            if segment.zone is not None:
-                self.num_reassigned[segment.zone] += 1
+        start, recorded, num_lost = segment.start, segment.block_ids, 0
+        for block in blocks:
+            offset = self._index_of[block.block_id] - start
+            if 0 <= offset < len(recorded) and recorded[offset] == block.block_id:
+                recorded[offset] = NULL_BLOCK_ID
+                num_lost += 1
+        segment.num_resident -= num_lost
+        self._count(segment, -num_lost)
+        if segment.zone is not None:
+            self.num_reassigned[segment.zone] += num_lost
 
     def check_integrity(self, segments: Sequence[Segment]) -> None:
         """Checks the accounts against ``segments``, all that are in the index."""

@@ -11,6 +11,9 @@ from sam_connector.core.session_index import Context
 from sam_connector.core.timer_wheel import TimerWheel
 from sam_connector.errors import IntegrityError
 
+#: Resolution of leases in seconds.
+TICK_S = 1.0
+
 
 class LeaseTable:
     """Deadlines of contexts; every known context has exactly one.
@@ -22,7 +25,7 @@ class LeaseTable:
 
     def __init__(self, *, idle_ttl_s: float, now: float) -> None:
         self._idle_ttl_s = idle_ttl_s
-        self._wheel: TimerWheel[Context] = TimerWheel(now=now)
+        self._wheel: TimerWheel[Context] = TimerWheel(tick_s=TICK_S, now=now)
 
     def __len__(self) -> int:
         return len(self._wheel)

@@ -59,7 +59,7 @@ def _ignore_shortage(num_missing: int) -> None:
     """Default of ``ZonedFreeQueue.on_shortage``."""
 
 
-def _ignore_reassigned(block: Any, claim: Claim) -> None:
+def _ignore_reassigned(blocks: Sequence[Any], claim: Claim) -> None:
     """Default of ``ZonedFreeQueue.on_reassigned``."""
 
 
@@ -83,8 +83,8 @@ class ZonedFreeQueue(FreeList):
             same. Written through ``claim``.
         on_shortage: called with the number of blocks missing in zone A before zone
             B is touched, so that what has expired can be given up first.
-        on_reassigned: called with each claimed block that is handed out, and its
-            claim, after the block has left the claim.
+        on_reassigned: called with claimed blocks that are handed out, and their
+            claim, after they have left it.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ZonedFreeQueue(FreeList):
         super().__init__()
         self.claims: list[Claim | None] = [None] * num_blocks
         self.on_shortage: Callable[[int], None] = _ignore_shortage
-        self.on_reassigned: Callable[[Any, Claim], None] = _ignore_reassigned
+        self.on_reassigned: Callable[[Sequence[Any], Claim], None] = _ignore_reassigned
         self.enforce = enforce
         #: Claims that have not ended, and blocks marked: zero means stock behaviour.
         self._num_claims = 0
@@ -134,11 +134,8 @@ class ZonedFreeQueue(FreeList):
         popped = self._unlink_first(n - num_missing)
         if self._num_claims and not self.enforce:
             self._report_reassigned(popped)
-        for _ in range(num_missing):
-            block = self.fake_free_list_head.next_free_block
-            self.remove(block)
-            self._report_reassigned([block])
-            popped.append(block)
+        while len(popped) < n:
+            popped += self._pop_from_run(n - len(popped))
         return popped
 
     def remove(self, block: Any) -> None:
@@ -208,7 +205,9 @@ class ZonedFreeQueue(FreeList):
         is_free = self.enforce and block.next_free_block is not None
         if is_free:
             self.remove(block)
-        self._set_claim(block, claim)
+        if self.claims[block.block_id] is _NEXT_IN_LINE:
+            self._num_claims -= 1
+        self.claims[block.block_id] = claim
         if is_free:
             self.append(block)
 
@@ -299,10 +298,25 @@ class ZonedFreeQueue(FreeList):
             if claim is not None:
                 self._set_claim(block, None)
                 if claim.owner is not None:
-                    self.on_reassigned(block, claim)
+                    self.on_reassigned([block], claim)
+
+    def _pop_from_run(self, max_blocks: int) -> list[Any]:
+        """Takes blocks off the first run, which is the first on the list."""
+        claim = self.claims[self.fake_free_list_head.next_free_block.block_id]
+        assert claim is not None
+        num_taken = min(max_blocks, claim.num_free)
+        self._num_retained -= num_taken
+        claim.num_free -= num_taken
+        taken = self._unlink_first(num_taken)
+        # The boundaries still point at the first block of the run.
+        self._behead_run(claim, self.fake_free_list_head.next_free_block)
+        for block in taken:
+            self.claims[block.block_id] = None
+        self.on_reassigned(taken, claim)
+        return taken
 
     def _behead_run(self, claim: Claim, next_block: Any) -> None:
-        """The first block of a run, one shorter by now, is about to be unlinked."""
+        """The first blocks of a run, shorter by now, are unlinked."""
         if claim.first is self._first_b:
             self._first_b = next_block
         if claim.first is self._first_c:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash as VllmBlockHash
@@ -69,28 +69,33 @@ class BlockPoolAdapter:
         self._hash_map = current
         return was_reset
 
-    def holds(
-        self, block_id: BlockId, block_hash: BlockHash, group_id: GroupId
-    ) -> bool:
-        expected = make_block_hash_with_group_id(VllmBlockHash(block_hash), group_id)
-        return self.blocks[block_id].block_hash == expected
-
     def update_block_meta(
         self,
         *,
-        block_id: BlockId,
-        expected_block_hash: BlockHash,
+        block_ids: Sequence[BlockId],
+        expected_block_hashes: Sequence[BlockHash],
         group_id: GroupId,
         claim: Claim,
-    ) -> BlockMetaUpdate:
-        if not 0 < block_id < len(self.blocks) or self.blocks[block_id].is_null:
-            return BlockMetaUpdate.REFUSED
-        if not self.holds(block_id, expected_block_hash, group_id):
-            return BlockMetaUpdate.STALE
-        self.free_queue.claim(self.blocks[block_id], claim)
-        return BlockMetaUpdate.UPDATED
+    ) -> list[BlockMetaUpdate]:
+        blocks, num_blocks, put = self.blocks, len(self.blocks), self.free_queue.claim
+        group = make_block_hash_with_group_id(VllmBlockHash(b""), group_id)
+        updates = []
+        for block_id, expected in zip(block_ids, expected_block_hashes, strict=True):
+            if not 0 < block_id < num_blocks or blocks[block_id].is_null:
+                updates.append(BlockMetaUpdate.REFUSED)
+                continue
+            block = blocks[block_id]
+            if block.block_hash == expected + group:
+                put(block, claim)
+                updates.append(BlockMetaUpdate.UPDATED)
+            else:
+                updates.append(BlockMetaUpdate.STALE)
+        return updates
 
-    def reuse_when_freed(self, block_id: BlockId, *, num_own_users: int) -> None:
-        block = self.blocks[block_id]
-        if 0 < block.ref_cnt <= num_own_users:
-            self.free_queue.reuse_when_freed(block)
+    def reuse_when_freed(
+        self, block_ids: Sequence[BlockId], *, num_own_users: int
+    ) -> None:
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if 0 < block.ref_cnt <= num_own_users:
+                self.free_queue.reuse_when_freed(block)

@@ -92,6 +92,9 @@ class Model:
         self.num_requests = 0
         #: Block that is the copy of each held content.
         self.resident: dict[str, int] = {}
+        #: What those blocks had as their content then, to compare by identity: a
+        #: block that was handed out and has equal content again is no copy.
+        self.seen: dict[str, object] = {}
 
     # --- requests ------------------------------------------------------------
 
@@ -249,7 +252,8 @@ class Model:
         self.resident = {
             content: block_id
             for content, block_id in self.resident.items()
-            if content in holds and self._is_copy(content, block_id)
+            if content in holds
+            and self.pool.blocks[block_id].block_hash is self.seen[content]
         }
         return self.resident
 
@@ -333,6 +337,8 @@ class Model:
             num_added = len(at_rest & found.keys())
             assert num_protected + num_added <= self.max_protected
         self.resident.update(found)
+        for content, block_id in found.items():
+            self.seen[content] = self.pool.blocks[block_id].block_hash
 
     def _admit(self, request: ModelRequest, text: str, now: float) -> None:
         extended: ModelContext | None = None

@@ -135,24 +135,33 @@ class FakePool:
     def update_block_meta(
         self,
         *,
-        block_id: BlockId,
-        expected_block_hash: BlockHash,
+        block_ids: Sequence[BlockId],
+        expected_block_hashes: Sequence[BlockHash],
         group_id: GroupId,
         claim: Claim,
+    ) -> list[BlockMetaUpdate]:
+        return [
+            self._update_one(block_id, expected, group_id, claim)
+            for block_id, expected in zip(block_ids, expected_block_hashes, strict=True)
+        ]
+
+    def _update_one(
+        self, block_id: BlockId, expected: BlockHash, group_id: GroupId, claim: Claim
     ) -> BlockMetaUpdate:
         if not 0 < block_id < len(self.blocks) or self.blocks[block_id].is_null:
             return BlockMetaUpdate.REFUSED
-        if not self.holds(block_id, expected_block_hash, group_id):
+        if not self.holds(block_id, expected, group_id):
             return BlockMetaUpdate.STALE
         self.free_queue.claim(self.blocks[block_id], claim)
         return BlockMetaUpdate.UPDATED
 
-    def reuse_when_freed(self, block_id: BlockId, *, num_own_users: int) -> None:
-        block = self.blocks[block_id]
-        if 0 < block.ref_cnt <= num_own_users:
-            self.free_queue.reuse_when_freed(block)
-
-    # --- for assertions ------------------------------------------------------
+    def reuse_when_freed(
+        self, block_ids: Sequence[BlockId], *, num_own_users: int
+    ) -> None:
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if 0 < block.ref_cnt <= num_own_users:
+                self.free_queue.reuse_when_freed(block)
 
     def free_order(self) -> list[int]:
         return [block.block_id for block in self.free_queue.get_all_free_blocks()]

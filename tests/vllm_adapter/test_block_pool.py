@@ -53,12 +53,13 @@ def test_update_block_meta_guards(pool: Any) -> None:
     claim = adapter.free_queue.open_claim(object(), Zone.B)
 
     def update(block_id: int, name: bytes, group_id: int = 0) -> BlockMetaUpdate:
-        return adapter.update_block_meta(
-            block_id=BlockId(block_id),
-            expected_block_hash=digest(name),
+        (outcome,) = adapter.update_block_meta(
+            block_ids=[BlockId(block_id)],
+            expected_block_hashes=[digest(name)],
             group_id=GroupId(group_id),
             claim=claim,
         )
+        return outcome
 
     assert update(block.block_id, b"other") is BlockMetaUpdate.STALE
     assert update(block.block_id, b"a", group_id=1) is BlockMetaUpdate.STALE
@@ -77,12 +78,12 @@ def test_m06_content_that_changed_is_not_touched(pool: Any) -> None:
     pool.evict_blocks({block.block_id})
     pool._insert_block_hash(digest(b"new") + bytes(4), block, num_tokens=16)
     outcome = adapter.update_block_meta(
-        block_id=BlockId(block.block_id),
-        expected_block_hash=digest(b"old"),
+        block_ids=[BlockId(block.block_id)],
+        expected_block_hashes=[digest(b"old")],
         group_id=GROUP,
         claim=claim,
     )
-    assert outcome is BlockMetaUpdate.STALE
+    assert outcome == [BlockMetaUpdate.STALE]
     assert adapter.free_queue.claims[block.block_id] is None
 
 
@@ -120,8 +121,8 @@ def test_reuse_when_freed_spares_blocks_that_others_use(pool: Any) -> None:
     adapter = BlockPoolAdapter(pool)
     own, shared = cached(pool, b"a", b"b")
     pool.touch([shared])
-    for block in (own, shared):
-        adapter.reuse_when_freed(BlockId(block.block_id), num_own_users=1)
+    ids = [BlockId(block.block_id) for block in (own, shared)]
+    adapter.reuse_when_freed(ids, num_own_users=1)
     pool.free_blocks([shared])
     pool.free_blocks([shared, own])
     order = adapter.free_queue.get_all_free_blocks()
