@@ -18,11 +18,12 @@ class Stats:
         claimed_blocks: resident blocks that some session holds.
         protected_blocks: those under the lease of a context at rest.
         hinted_requests: requests that named a session.
-        leases_granted: leases given or renewed.
+        leases_granted: leases given or renewed, those refused later included.
         leases_expired: leases that ran out.
         leases_broken: protected blocks handed out because nothing else was free.
         claims_broken: blocks held without a lease that were handed out.
-        leases_refused: leases not given because the protected share was used up.
+        leases_refused: leases not given, or ended when their context came to rest,
+            because the protected share was used up.
         sessions_dropped: sessions forgotten because a bound was reached.
         contexts_dropped: contexts forgotten because a bound was reached.
         contexts_superseded: contexts replaced by a compaction or a rewind.

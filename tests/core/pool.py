@@ -163,6 +163,8 @@ class FakePool:
             if 0 < block.ref_cnt <= num_own_users:
                 self.free_queue.reuse_when_freed(block)
 
+    # --- for assertions ------------------------------------------------------
+
     def free_order(self) -> list[int]:
         return [block.block_id for block in self.free_queue.get_all_free_blocks()]
 

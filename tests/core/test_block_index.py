@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -107,9 +108,11 @@ def test_growth_costs_the_new_blocks_only(monkeypatch: pytest.MonkeyPatch) -> No
     attached: list[int] = []
     attach = bench.retention.attach
 
-    def count(segment: Segment, index: int, block_id: BlockId) -> bool:
-        attached.append(index)
-        return attach(segment, index, block_id)
+    def count(
+        segment: Segment, offsets: Sequence[int], block_ids: Sequence[BlockId]
+    ) -> None:
+        attached.extend(segment.start + offset for offset in offsets)
+        attach(segment, offsets, block_ids)
 
     monkeypatch.setattr(bench.retention, "attach", count)
     bench.hold(context, "abcdefghijklmnopqrstuvwxyz01")

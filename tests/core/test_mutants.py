@@ -6,7 +6,7 @@ run as a test of its own) and must fail without.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,11 +69,13 @@ def holds_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @mutant(test_retention.test_the_null_block_and_foreign_ids_are_refused)
 def null_block_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def update(self: FakePool, *, block_id: int, claim: Any, **_: Any) -> Any:
+    def update(
+        self: FakePool, block_id: int, expected: Any, group_id: int, claim: Any
+    ) -> BlockMetaUpdate:
         self.free_queue.claim(self.blocks[block_id % len(self.blocks)], claim)
         return BlockMetaUpdate.UPDATED
 
-    monkeypatch.setattr(FakePool, "update_block_meta", update)
+    monkeypatch.setattr(FakePool, "_update_one", update)
 
 
 @mutant(
@@ -81,7 +83,15 @@ def null_block_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     test_manager_leases.test_what_was_broken_is_protected_again_when_it_is_used_again,
 )
 def reassignment_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pop = ZonedFreeQueue._pop_from_run
+
+    def pop_silently(self: ZonedFreeQueue, max_blocks: int) -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "on_reassigned", lambda *args: None)
+            return pop(self, max_blocks)
+
     monkeypatch.setattr(ZonedFreeQueue, "_report_reassigned", lambda *args: None)
+    monkeypatch.setattr(ZonedFreeQueue, "_pop_from_run", pop_silently)
 
 
 @mutant(
@@ -196,8 +206,11 @@ def cycles_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @mutant(test_manager.test_evict_touches_no_block_in_use)
 def users_of_a_block_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reuse_when_freed(self: FakePool, block_id: int, *, num_own_users: int) -> None:
-        self.free_queue.reuse_when_freed(self.blocks[block_id])
+    def reuse_when_freed(
+        self: FakePool, block_ids: Sequence[int], *, num_own_users: int
+    ) -> None:
+        for block_id in block_ids:
+            self.free_queue.reuse_when_freed(self.blocks[block_id])
 
     monkeypatch.setattr(FakePool, "reuse_when_freed", reuse_when_freed)
 

@@ -27,14 +27,13 @@ def test_only_a_block_that_holds_the_content_becomes_its_copy() -> None:
 def test_the_null_block_and_foreign_ids_are_refused() -> None:
     engine = Engine()
     claim = engine.pool.free_queue.open_claim("x", Zone.C, 5.0)
-    for block_id in (0, -1, engine.num_blocks):
-        update = engine.pool.update_block_meta(
-            block_id=BlockId(block_id),
-            expected_block_hash=chain("a")[0],
-            group_id=G0,
-            claim=claim,
-        )
-        assert update is BlockMetaUpdate.REFUSED
+    updates = engine.pool.update_block_meta(
+        block_ids=[BlockId(0), BlockId(-1), BlockId(engine.num_blocks)],
+        expected_block_hashes=chain("abc"),
+        group_id=G0,
+        claim=claim,
+    )
+    assert updates == [BlockMetaUpdate.REFUSED] * 3
 
 
 def test_a_context_with_null_blocks_is_held_without_a_copy_of_them() -> None:

@@ -184,8 +184,8 @@ def test_the_listener_is_told_of_a_shortage_before_b_is_touched() -> None:
 def test_a_claim_on_a_block_ends_when_it_is_handed_out() -> None:
     bench = Bench("b1")
     handed_out: list[tuple[int, object]] = []
-    bench.queue.on_reassigned = lambda block, claim: handed_out.append(
-        (block.block_id, claim.owner)
+    bench.queue.on_reassigned = lambda blocks, claim: handed_out.extend(
+        (block.block_id, claim.owner) for block in blocks
     )
     bench.queue.popleft_n(2)
     assert handed_out == [(0, "b"), (1, "1")]

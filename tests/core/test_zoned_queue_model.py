@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,10 +62,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.next_in_line: set[int] = set()
         self.reported: list[int] = []
         self.shortages: list[int] = []
-        self.queue.on_reassigned = lambda block, claim: self.reported.append(
-            block.block_id
-        )
+        self.queue.on_reassigned = self.on_reassigned
+        self.num_reassigned = 0
         self.queue.on_shortage = self.shortages.append
+
+    def on_reassigned(self, blocks: Sequence[Any], claim: Claim) -> None:
+        owners = {self.claim_of(block.block_id) for block in blocks}
+        assert [owner and owner.claim for owner in owners] == [claim]
+        self.reported += [block.block_id for block in blocks]
+        self.num_reassigned += len(blocks)
 
     # --- the model -----------------------------------------------------------
 
@@ -144,9 +150,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- what vLLM calls -----------------------------------------------------
 
-    @rule(data=st.data())
-    def popleft_n(self, data: st.DataObject) -> None:
-        n = data.draw(st.integers(0, len(self.free())))
+    @rule(seed=SEEDS)
+    def popleft_n(self, seed: int) -> None:
+        n = random.Random(seed).randint(0, len(self.free()))
         num_a = len(self.a)
         taken = self.free()[:n]
         popped = [block.block_id for block in self.queue.popleft_n(n)]
@@ -179,16 +185,16 @@ class QueueMachine(RuleBasedStateMachine):
         assert not self.shortages
 
     @precondition(lambda self: self.free())
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        block_id = data.draw(st.sampled_from(self.free()))
+    @rule(seed=SEEDS)
+    def remove(self, seed: int) -> None:
+        block_id = random.Random(seed).choice(self.free())
         self.queue.remove(self.blocks[block_id])
         self.unlink(block_id)
 
     @precondition(lambda self: self.used())
-    @rule(data=st.data())
-    def remove_what_is_not_there(self, data: st.DataObject) -> None:
-        block_id = data.draw(st.sampled_from(self.used()))
+    @rule(seed=SEEDS)
+    def remove_what_is_not_there(self, seed: int) -> None:
+        block_id = random.Random(seed).choice(self.used())
         with pytest.raises(RuntimeError, match="not on the list"):
             self.queue.remove(self.blocks[block_id])
 
@@ -199,9 +205,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.append_all(freed)
 
     @precondition(lambda self: self.used())
-    @rule(data=st.data())
-    def append(self, data: st.DataObject) -> None:
-        block_id = data.draw(st.sampled_from(self.used()))
+    @rule(seed=SEEDS)
+    def append(self, seed: int) -> None:
+        block_id = random.Random(seed).choice(self.used())
         self.queue.append(self.blocks[block_id])
         self.append_all([block_id])
 
@@ -213,10 +219,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.a[:0] = freed
 
     @precondition(lambda self: self.blocks)
-    @rule(data=st.data())
-    def iterate_after(self, data: st.DataObject) -> None:
+    @rule(seed=SEEDS)
+    def iterate_after(self, seed: int) -> None:
         free = self.free()
-        start = data.draw(st.integers(0, len(free)))
+        start = random.Random(seed).randint(0, len(free))
         cursor = self.blocks[free[start - 1]] if start else None
         after = [block.block_id for block in self.queue.iter_blocks_after(cursor)]
         assert after == free[start:]
@@ -230,10 +236,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.claims.append(ModelClaim(claim, *place))
 
     @precondition(lambda self: self.claims and self.blocks)
-    @rule(data=st.data(), seed=SEEDS)
-    def claim(self, data: st.DataObject, seed: int) -> None:
-        claim = data.draw(st.sampled_from(self.claims))
+    @rule(seed=SEEDS)
+    def claim(self, seed: int) -> None:
         rng = random.Random(seed)
+        claim = rng.choice(self.claims)
         chosen = rng.sample(range(len(self.blocks)), rng.randint(1, len(self.blocks)))
         for block_id in chosen[:4]:
             self.queue.claim(self.blocks[block_id], claim.claim)
@@ -246,9 +252,9 @@ class QueueMachine(RuleBasedStateMachine):
                 self.link(claim, [block_id])
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), place=PLACES)
-    def move_claim(self, data: st.DataObject, place: tuple[Zone, float]) -> None:
-        claim = data.draw(st.sampled_from(self.claims))
+    @rule(seed=SEEDS, place=PLACES)
+    def move_claim(self, seed: int, place: tuple[Zone, float]) -> None:
+        claim = random.Random(seed).choice(self.claims)
         self.queue.move_claim(claim.claim, *place)
         if self.enforce and (claim.zone, claim.deadline) != place:
             run = self.extract(claim)
@@ -257,10 +263,11 @@ class QueueMachine(RuleBasedStateMachine):
                 self.link(claim, run)
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), seed=SEEDS, before=st.booleans())
-    def split_claim(self, data: st.DataObject, seed: int, before: bool) -> None:
-        claim = data.draw(st.sampled_from(self.claims))
-        rng, chosen = random.Random(seed), sorted(claim.blocks)
+    @rule(seed=SEEDS, before=st.booleans())
+    def split_claim(self, seed: int, before: bool) -> None:
+        rng = random.Random(seed)
+        claim = rng.choice(self.claims)
+        chosen = sorted(claim.blocks)
         rng.shuffle(chosen)
         chosen = chosen[: rng.randint(0, len(chosen))]
         split = ModelClaim(
@@ -291,18 +298,18 @@ class QueueMachine(RuleBasedStateMachine):
         self.link(split, free)
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), front=st.booleans())
-    def end_claim(self, data: st.DataObject, front: bool) -> None:
-        claim = data.draw(st.sampled_from(self.claims))
+    @rule(seed=SEEDS, front=st.booleans())
+    def end_claim(self, seed: int, front: bool) -> None:
+        claim = random.Random(seed).choice(self.claims)
         self.queue.end_claim(claim.claim, front=front)
         run = self.extract(claim)
         self.claims.remove(claim)
         self.a = run + self.a if front else self.a + run
 
     @precondition(lambda self: self.blocks)
-    @rule(data=st.data())
-    def reuse_when_freed(self, data: st.DataObject) -> None:
-        block_id = data.draw(st.integers(0, len(self.blocks) - 1))
+    @rule(seed=SEEDS)
+    def reuse_when_freed(self, seed: int) -> None:
+        block_id = random.Random(seed).randrange(len(self.blocks))
         if self.claim_of(block_id) is None:
             self.queue.reuse_when_freed(self.blocks[block_id])
             if block_id not in self.free():
@@ -337,4 +344,63 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=80, stateful_step_count=40)
+TestQueueMachine.settings = settings(max_examples=50, stateful_step_count=40)
+
+
+#: How often each step of a long walk is taken.
+STEPS = {
+    "pop": 8,
+    "pop1": 4,
+    "free": 12,
+    "free1": 4,
+    "lost": 1,
+    "open": 4,
+    "claim": 14,
+    "move": 4,
+    "split": 3,
+    "end": 2,
+    "remove": 4,
+    "mark": 2,
+    "nothing": 0.2,
+}
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+@pytest.mark.parametrize("num_blocks", [5, 14, 30])
+def test_a_long_walk_agrees_with_the_model(num_blocks: int, enforce: bool) -> None:
+    """What takes many steps to build up: long runs of claims, and then pressure."""
+    machine = QueueMachine()
+    machine.build(num_blocks=num_blocks, enforce=enforce)
+    rng = random.Random(f"{num_blocks} {enforce}")
+    for _ in range(600):
+        seed = rng.randrange(10**6)
+        place = rng.choice([(Zone.B, 0.0), (Zone.C, 5.0), (Zone.C, 7.0)])
+        step = rng.choices(list(STEPS), list(STEPS.values()))[0]
+        if step == "pop":
+            machine.popleft_n(seed=seed)
+        elif step == "pop1":
+            machine.popleft()
+        elif step == "free":
+            machine.append_n(seed=seed)
+        elif step == "free1" and machine.used():
+            machine.append(seed=seed)
+        elif step == "lost":
+            machine.prepend_n(seed=seed)
+        elif step == "open" and len(machine.claims) < 6:
+            machine.open_claim(place=place)
+        elif step == "claim" and machine.claims:
+            machine.claim(seed=seed)
+        elif step == "move" and machine.claims:
+            machine.move_claim(seed=seed, place=place)
+        elif step == "split" and machine.claims:
+            machine.split_claim(seed=seed, before=rng.random() < 0.5)
+        elif step == "end" and machine.claims:
+            machine.end_claim(seed=seed, front=rng.random() < 0.5)
+        elif step == "remove" and machine.free():
+            machine.remove(seed=seed)
+        elif step == "mark":
+            machine.reuse_when_freed(seed=seed)
+        elif step == "nothing":
+            machine.unclaim_all()
+        machine.agrees()
+    assert machine.num_reassigned > 20
