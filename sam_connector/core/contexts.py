@@ -33,10 +33,13 @@ class Chain:
     Attributes:
         hashes: content of its full blocks, computed or not.
         block_ids: where the first of them are, 0 where that is nowhere.
+        num_passed: leading blocks that an attention window has moved past; a later
+            request of the context needs none of them.
     """
 
     hashes: Sequence[BlockHash]
     block_ids: Sequence[BlockId]
+    num_passed: int = 0
 
 
 Chains = Mapping[GroupId, Chain]
@@ -171,6 +174,8 @@ class ContextBook:
                 deadline=context.deadline,
                 num_leased=context.protect_blocks,
             )
+            if chain.num_passed:
+                self.index.release(context, group_id, end=chain.num_passed)
 
     def touch(self, context: Context, now: float) -> None:
         """Marks the context and its session as just used."""

@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_utils import resolve_block_hashes
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from sam_connector.core.contexts import Chain
-from sam_connector.core.types import BlockHash, BlockId, GroupId
+from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -83,5 +83,15 @@ class ChainReader:
             chains[group_id] = Chain(
                 hashes=cast("Sequence[BlockHash]", hashes),
                 block_ids=cast("Sequence[BlockId]", ids[:limit]),
+                num_passed=_num_leading_nulls(ids[:limit]),
             )
         return chains
+
+
+def _num_leading_nulls(block_ids: Sequence[int]) -> int:
+    """Blocks that vLLM gave back because the attention window has passed them."""
+    if not block_ids or block_ids[0] != NULL_BLOCK_ID:
+        return 0
+    return next(
+        (i for i, b in enumerate(block_ids) if b != NULL_BLOCK_ID), len(block_ids)
+    )

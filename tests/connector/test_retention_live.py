@@ -161,6 +161,23 @@ def test_sliding_window_groups_are_served(async_scheduling: bool) -> None:
     driver.check_no_leak()
 
 
+def test_blocks_behind_an_attention_window_are_not_held(
+    async_scheduling: bool,
+) -> None:
+    """A long context of a window group holds the window, not all it ever had."""
+    driver = Driver(
+        sliding_window=64,
+        async_scheduling=async_scheduling,
+        num_blocks=128,
+        max_num_batched_tokens=64,
+    )
+    driver.run("r1", STREAMS[0][:320], agent_hint=hint("s", ttl=300))
+    driver.run("r2", STREAMS[0][:640], agent_hint=hint("s", ttl=300))
+    # 40 blocks with full attention, and a window of four with what overlaps it.
+    assert 40 <= driver.manager.stats().claimed_blocks <= 48
+    driver.check_no_leak()
+
+
 def _aborted() -> object:
     from vllm.v1.request import RequestStatus
 
