@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
 import sys
 import time
 
@@ -47,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.demo.serve", description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
     try:
         return _serve(options.port)
     except KeyboardInterrupt:
@@ -57,6 +59,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _serve(port: int) -> int:
     """Run the server until it ends by itself, which it should not."""
+    if not _is_free(port):
+        print(f"port {port} is in use; choose another with --port", file=sys.stderr)
+        return 2
     print("building the small model (once) and starting the server", flush=True)
     model = ensure_model()
     workload = demo_workload()
@@ -68,6 +73,16 @@ def _serve(port: int) -> int:
             time.sleep(0.5)
     print(f"the server ended; see {server.log_path}", file=sys.stderr)
     return 1
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 from sam_connector.cli.errors import CommandError
+from sam_connector.config import SamConfig
+from sam_connector.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sam_connector.cli.parsers import Commands
@@ -24,7 +26,8 @@ MIDDLEWARE = "sam_connector.AgentHintMiddleware"
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 
 _FILLED_IN = {
-    "--kv-transfer-config": "use --config for the connector's settings",
+    "--kv-transfer-config": "use --sam-config before MODEL for the settings",
+    "--sam-config": "it belongs before MODEL",
     "--model": "MODEL is the first argument",
 }
 
@@ -33,13 +36,14 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "serve",
         help="start vLLM with session hints",
-        usage="sam serve [--config JSON] MODEL [vLLM arguments ...]",
+        usage="sam serve [--sam-config JSON] MODEL [vLLM arguments ...]",
         description="Starts vLLM's OpenAI server with the connector and its "
         "middleware. Everything after MODEL goes to vLLM unchanged.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config",
+        "--sam-config",
+        dest="config",
         metavar="JSON",
         default="{}",
         help="settings of the connector (kv_connector_extra_config)",
@@ -60,13 +64,21 @@ def run(options: argparse.Namespace) -> NoReturn:
 
 
 def parse_config(text: str) -> Mapping[str, object]:
-    """The connector's settings; their meaning is checked by the server."""
+    """The connector's settings, checked here so that nobody waits for the server.
+
+    Raises:
+        CommandError: they are wrong; names every problem.
+    """
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise CommandError(f"--config is not JSON: {error}") from None
+        raise CommandError(f"--sam-config is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise CommandError("--config must be a JSON object")
+        raise CommandError("--sam-config must be a JSON object")
+    try:
+        SamConfig.from_extra_config(config)
+    except ConfigurationError as error:
+        raise CommandError("; ".join(error.problems)) from None
     return config
 
 

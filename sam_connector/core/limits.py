@@ -13,7 +13,8 @@ class Limits:
         max_sessions: sessions known at once, over all tenants.
         max_contexts: contexts per session.
         max_records: (block, context) pairs over all sessions.
-        max_tree_depth: generations from a session to its oldest ancestor.
+        max_tree_depth: generations from a session to its oldest ancestor, when it
+            names its parent.
         max_edits: edits in one hint or control call.
         max_operations: asynchronous operations remembered.
         max_ttl_s: longest lease.

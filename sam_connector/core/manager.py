@@ -173,7 +173,7 @@ class SessionAwareManager:
             self._book.touch(context, now)
             if not aborted:
                 self._settle(record, context, now)
-        results = self._edits.apply(record.hint.session, record.hint.edits)
+        results = self._apply_own_edits(record)
         del self._requests[request_id]
         record.session.num_active -= 1
         if record.context is not None and not self._book.remove_active(
@@ -234,17 +234,17 @@ class SessionAwareManager:
             How many known sessions were freed.
         """
         keys = self._book.tree.postorder(key) if tree else iter((key,))
-        num_freed = 0
-        for freed in keys:
-            session = self._book.sessions.get(freed)
-            if session is None:
-                continue
+        known = [s for s in map(self._book.sessions.get, keys) if s is not None]
+        contexts = [context for session in known for context in session.contexts]
+        # In the order of their ends, in which a shared prefix loses them cheaply.
+        for context in sorted(contexts, key=lambda context: context.deadline):
+            self._book.drop(context)
+        for session in known:
             session.epoch += 1
             self._book.drop_session(session)
-            num_freed += 1
             for tier in self._tiers():
-                tier.release(freed)
-        return num_freed
+                tier.release(session.key)
+        return len(known)
 
     # --- time -----------------------------------------------------------------------
 
@@ -283,12 +283,13 @@ class SessionAwareManager:
 
     def on_cache_reset(self) -> None:
         """The engine's prefix cache was emptied: no block holds anything now."""
-        for session in list(self._book.sessions):
-            for context in list(session.contexts):
-                self._book.drop(context)
-            self._book.drop_if_empty(session)
         self._index.clear()
         self._retention.clear()
+        for session in list(self._book.sessions):
+            for context in list(session.contexts):
+                context.leaves.clear()  # nothing left to release one by one
+                self._book.drop(context)
+            self._book.drop_if_empty(session)
 
     # --- state -----------------------------------------------------------------------
 
@@ -355,6 +356,16 @@ class SessionAwareManager:
                 raise IntegrityError(f"{session.key}: empty session is kept")
 
     # --- internals -------------------------------------------------------------------
+
+    def _apply_own_edits(self, record: _RequestRecord) -> list[EditResult]:
+        """The edits of a request's hint, unless its session was freed meanwhile.
+
+        A session that was begun anew under the same id is not theirs to touch.
+        """
+        key, edits = record.hint.session, record.hint.edits
+        if self._book.sessions.get(key) is record.session:
+            return self._edits.apply(key, edits)
+        return [EditResult(type=e.type, status=EditStatus.NOT_FOUND) for e in edits]
 
     def _ttl(self, ttl_s: float) -> float:
         return min(ttl_s, self._limits.max_ttl_s)

@@ -389,9 +389,7 @@ class ZonedFreeQueue(FreeList):
 
     def _unlist(self, claim: Claim) -> None:
         position = bisect_left(self._leased, -claim.deadline, key=_by_deadline)
-        while self._leased[position] is not claim:
-            position += 1
-        del self._leased[position]
+        del self._leased[self._leased.index(claim, position)]
 
     def _append_claimed(self, blocks: Sequence[Any]) -> None:
         """Appends blocks in chains of equal claims, linking while looking.

@@ -38,7 +38,7 @@ def test_passes_the_connectors_settings_on() -> None:
 
 
 def test_everything_after_the_model_is_vllms() -> None:
-    given = ["serve", "--config", "{}", "m", "--port", "1", "--help", "x"]
+    given = ["serve", "--sam-config", "{}", "m", "--port", "1", "--help", "x"]
     options = build_parser().parse_args(given)
     assert options.model == "m"
     assert options.vllm_args == ["--port", "1", "--help", "x"]
@@ -68,7 +68,7 @@ def test_refuses_what_it_fills_in(given: list[str]) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", ""])
 def test_refuses_settings_that_are_no_object(text: str) -> None:
-    with pytest.raises(CommandError, match="--config"):
+    with pytest.raises(CommandError, match="--sam-config"):
         parse_config(text)
 
 
@@ -112,3 +112,15 @@ def test_runs_the_server_module_with_its_arguments(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() == str(server_arguments("m", ["--port", "1"], {}))
+
+
+def test_wrong_settings_are_named_before_anything_is_started() -> None:
+    with pytest.raises(CommandError) as raised:
+        parse_config('{"bogus": 1, "sam": "maybe"}')
+    assert "bogus" in str(raised.value)
+    assert "sam must be one of" in str(raised.value)
+
+
+def test_settings_behind_the_model_are_not_passed_on() -> None:
+    with pytest.raises(CommandError, match="before MODEL"):
+        server_arguments("m", ["--sam-config", "{}"], {})

@@ -470,3 +470,22 @@ def test_the_capabilities_of_a_tier_are_respected() -> None:
     engine.turn("s", "abc", ttl=60)
     engine.edit("s", PREFETCH, EVICT)
     assert [call[0] for call in tier.calls] == ["register_cache"]
+
+
+def test_the_edits_of_a_request_spare_a_session_begun_anew_under_its_id() -> None:
+    engine = Engine()
+    old = engine.start("s", "abc", edits=(EVICT,))
+    engine.manager.free_session(key("s"))
+    engine.turn("s", "xyz", ttl=60)
+    engine.finish(old)
+    assert engine.manager.stats().protected_blocks == 3
+
+
+def test_a_tree_is_freed_whatever_the_order_of_its_leases() -> None:
+    engine = Engine()
+    engine.turn("p", "abc", ttl=60)
+    for number in range(5):
+        engine.turn(f"c{number}", "abc" + "vwxyz"[number], ttl=50 - number, parent="p")
+    assert engine.manager.free_session(key("p"), tree=True) == 6
+    engine.check_integrity()
+    assert engine.manager.stats().claimed_blocks == 0

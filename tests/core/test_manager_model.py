@@ -154,7 +154,9 @@ class ManagerMachine(RuleBasedStateMachine):
         now = self.engine.now
         self.engine.finish(request_id, aborted=aborted, num_computed=num_computed)
         self.model.finish(request_id, text, block_ids, now, aborted=aborted)
-        if self.evicts[request_id]:
+        owner = self.model.requests[request_id].session
+        # Not if its session was freed and another begun under the same id.
+        if self.evicts[request_id] and self.model.sessions.get(session) is owner:
             self.model.evict(session)
         self.model.forget_request(request_id, now)
 
