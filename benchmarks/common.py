@@ -114,10 +114,12 @@ class GuardedProcess:
 
     def kill(self) -> None:
         """Kill the whole group; safe to call again."""
-        self._guard.kill()
-        self._guard.communicate()
+        # The group first: a second signal may cut this short, and the guard, which
+        # then still lives, would find nothing left to do.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        self._guard.kill()
+        self._guard.communicate()
         self._process.wait()
         self._log.close()
 
