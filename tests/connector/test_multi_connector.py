@@ -134,6 +134,20 @@ def tier_of(driver: Driver) -> Any:
     return tier
 
 
+def ask_to_offload(
+    driver: Driver, *, wait_s: float = 0.0, is_paused: bool = False
+) -> str | Future[str]:
+    """A control call as the API server sends it; the answer may be deferred."""
+    command = {
+        "op": "apply_edits",
+        "tenant": "",
+        "session_id": "s",
+        "edits": [{"type": "offload"}],
+        "wait_s": wait_s,
+    }
+    return driver.side.control(json.dumps(command), is_paused=is_paused)
+
+
 def test_the_tier_hears_what_a_completed_request_has(driver: Driver) -> None:
     request = driver.add("r", STREAMS[0][:160], agent_hint=hint("s"))
     driver.engine.run_until_idle()
@@ -198,18 +212,7 @@ def test_prefetch_and_evict_reach_the_tier(driver: Driver) -> None:
 
 def test_a_waiting_client_is_answered_when_the_operation_ends(driver: Driver) -> None:
     driver.run("r", STREAMS[0][:160], agent_hint=hint("s", ttl=300))
-    answer = driver.side.control(
-        json.dumps(
-            {
-                "op": "apply_edits",
-                "tenant": "",
-                "session_id": "s",
-                "edits": [{"type": "offload"}],
-                "wait_s": 30,
-            }
-        ),
-        is_paused=False,
-    )
+    answer = ask_to_offload(driver, wait_s=30)
     assert isinstance(answer, Future)
     # An idle engine keeps stepping for as long as somebody waits, no longer.
     assert driver.scheduler.has_requests()
@@ -231,18 +234,7 @@ def test_a_waiting_client_is_answered_when_the_operation_ends(driver: Driver) ->
 
 def test_shutdown_answers_whoever_waits(driver: Driver) -> None:
     driver.run("r", STREAMS[0][:160], agent_hint=hint("s", ttl=300))
-    answer = driver.side.control(
-        json.dumps(
-            {
-                "op": "apply_edits",
-                "tenant": "",
-                "session_id": "s",
-                "edits": [{"type": "offload"}],
-                "wait_s": 60,
-            }
-        ),
-        is_paused=False,
-    )
+    answer = ask_to_offload(driver, wait_s=60)
     assert isinstance(answer, Future)
     driver.scheduler.connector.shutdown()
     driver.scheduler.connector.shutdown()
@@ -252,17 +244,7 @@ def test_shutdown_answers_whoever_waits(driver: Driver) -> None:
 
 def test_a_paused_engine_moves_nothing(driver: Driver) -> None:
     driver.run("r", STREAMS[0][:160], agent_hint=hint("s", ttl=300))
-    answer = driver.side.control(
-        json.dumps(
-            {
-                "op": "apply_edits",
-                "tenant": "",
-                "session_id": "s",
-                "edits": [{"type": "offload"}],
-            }
-        ),
-        is_paused=True,
-    )
+    answer = ask_to_offload(driver, is_paused=True)
     assert isinstance(answer, str)
     (result,) = json.loads(answer)["result"]["results"]
     assert result["status"] == "rejected"
