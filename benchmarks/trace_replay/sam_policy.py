@@ -104,7 +104,7 @@ class SamPolicy(Policy):
         key = SessionKey(TENANT, turn.session)
         ttl_s = self._rules.lease_after(turn)
         if ttl_s is not None:
-            self.host.manager.set_lease(key, ttl_s, self._clock.now())
+            self.host.set_lease(key, ttl_s)
         edits = self._rules.edits_after(turn)
         if edits:
             self.host.apply_edits(key, edits)

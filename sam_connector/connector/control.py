@@ -120,7 +120,7 @@ class ControlService:
                 reply = self._set_lease(host, command)
             case wire.FreeSession():
                 key = SessionKey(command.tenant, command.session_id)
-                num_freed = host.manager.free_session(key, tree=command.tree)
+                num_freed = host.free_session(key, tree=command.tree)
                 reply = wire.success({"freed": num_freed}, found=num_freed > 0)
             case wire.GetOperation():
                 reply = self._get_operation(host, command)
@@ -161,7 +161,7 @@ class ControlService:
 
     def _set_lease(self, host: SamHost, command: wire.SetLease) -> wire.Reply:
         key = SessionKey(command.tenant, command.session_id)
-        status = host.manager.set_lease(key, command.ttl, host.now())
+        status = host.set_lease(key, command.ttl)
         if status is None:
             return wire.success(None, found=False)
         result = {"session_id": key.session_id, "ttl": command.ttl, "status": status}

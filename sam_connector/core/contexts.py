@@ -86,14 +86,12 @@ class ContextBook:
             session = self.sessions.add(key)
         return session
 
-    def drop_session(self, session: Session, *, front: bool = False) -> int:
-        """Forgets the session and its contexts; returns the records released."""
-        num_released = sum(
-            self.drop(context, front=front) for context in list(session.contexts)
-        )
+    def drop_session(self, session: Session) -> None:
+        """Forgets the session and its contexts."""
+        for context in list(session.contexts):
+            self.drop(context)
         self.sessions.remove(session)
         self.tree.unlink(session.key)
-        return num_released
 
     def drop_if_empty(self, session: Session) -> None:
         """Forgets a session that has nothing left, unless its id was taken anew."""
@@ -235,17 +233,14 @@ class ContextBook:
         self.index.set_active(context, context.num_active - 1)
         return fits
 
-    def drop(self, context: Context, *, front: bool = False) -> int:
-        """Forgets the context; returns how many (block, context) records went."""
-        num_released = sum(
+    def drop(self, context: Context, *, front: bool = False) -> None:
+        """Forgets the context; ``front`` as for ``BlockIndex.release``."""
+        for group_id in list(context.leaves):
             self.index.release(context, group_id, front=front)
-            for group_id in list(context.leaves)
-        )
         context.session.contexts.remove(context)
         self.leases.forget(context)
         self.num_contexts -= 1
         self.sessions.touch(context.session)
-        return num_released
 
     def supersede(self, old: Context, new: Context) -> None:
         """``new`` takes the place of ``old``, including its lease."""
@@ -285,11 +280,7 @@ class ContextBook:
         for context in session.contexts:
             if context.num_active:
                 continue
-            length = (
-                max(leaf.end for leaf in context.leaves.values())
-                if (context.leaves)
-                else 0
-            )
+            length = max((leaf.end for leaf in context.leaves.values()), default=0)
             if not context.deadline or length <= size:
                 return context
         return None

@@ -18,7 +18,7 @@ from sam_connector.core.clock import Clock, MonotonicClock
 from sam_connector.core.manager import SessionAwareManager
 from sam_connector.core.tiers import SupportsSessionAwareKVManagement
 from sam_connector.core.ttl import TICK_S
-from sam_connector.core.types import Edit, EditResult, SessionKey
+from sam_connector.core.types import Edit, EditResult, EditStatus, SessionKey
 from sam_connector.errors import HintError
 from sam_connector.protocol.lowering import hint_from_request
 from sam_connector.vllm_adapter.block_pool import BlockPoolAdapter
@@ -147,6 +147,14 @@ class SamHost:
     def apply_edits(self, key: SessionKey, edits: Sequence[Edit]) -> list[EditResult]:
         self._notice_reset()
         return self.manager.apply_edits(key, edits, self._clock.now())
+
+    def set_lease(self, key: SessionKey, ttl_s: float) -> EditStatus | None:
+        self._notice_reset()
+        return self.manager.set_lease(key, ttl_s, self._clock.now())
+
+    def free_session(self, key: SessionKey, *, tree: bool) -> int:
+        self._notice_reset()
+        return self.manager.free_session(key, tree=tree)
 
     def settle(self) -> None:
         """Catches up with time and resets before the state is read."""

@@ -144,6 +144,16 @@ def test_every_reset_is_noticed() -> None:
     driver.check_no_leak()
 
 
+@pytest.mark.parametrize("op", ["set_lease", "free_session"])
+def test_a_control_call_right_after_a_reset_finds_no_session(op: str) -> None:
+    driver = Driver()
+    driver.run("r", STREAMS[0][:160], agent_hint={"session_id": "s"})
+    assert driver.scheduler.reset_prefix_cache()
+    more = {"ttl": 60} if op == "set_lease" else {}
+    assert driver.call(op, tenant="", session_id="s", **more)["found"] is False
+    driver.check_no_leak()
+
+
 def test_an_internal_error_switches_hints_off_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

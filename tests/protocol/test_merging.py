@@ -128,12 +128,12 @@ def test_pages_cover_every_session_once() -> None:
 
 
 def test_counters_are_summed_and_switches_joined() -> None:
-    one = {"sessions": 1, "edits": {"evict/completed": 2}, "pending_sweep": False}
-    two = {"sessions": 4, "edits": {"offload/rejected": 1}, "pending_sweep": True}
+    one = {"sessions": 1, "edits": {"evict/completed": 2}, "paused": False}
+    two = {"sessions": 4, "edits": {"offload/rejected": 1}, "paused": True}
     assert merged(GetStats(), success(one), success(two)).result == {
         "sessions": 5,
         "edits": {"evict/completed": 2, "offload/rejected": 1},
-        "pending_sweep": True,
+        "paused": True,
     }
 
 
