@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from sam_connector.core.limits import Limits
 from sam_connector.core.session_index import Context, Session
 from sam_connector.core.types import (
     Edit,
@@ -42,12 +41,10 @@ class ControlService:
 
     Args:
         host: the manager in its engine; ``None`` if session hints are off.
-        limits: bounds.
     """
 
-    def __init__(self, host: SamHost | None, *, limits: Limits) -> None:
+    def __init__(self, host: SamHost | None) -> None:
         self._host = host
-        self._limits = limits
         self._waiters: list[_Waiter] = []
         self._num_internal_errors = 0
 
@@ -238,15 +235,13 @@ class ControlService:
 
     def _describe_context(self, host: SamHost, context: Context) -> dict[str, Any]:
         index = host.manager.book.index
-        lengths = [index.length(context, group_id) for group_id in context.leaves]
-        num_blocks = max(lengths, default=0)
         lease_s = context.deadline - host.now() if context.deadline else None
         return {
-            "num_blocks": num_blocks,
+            "num_blocks": context.num_blocks,
             "resident_blocks": sum(
                 index.num_resident(context, group_id) for group_id in context.leaves
             ),
-            "num_tokens": num_blocks * host.chains.primary_block_size,
+            "num_tokens": context.num_blocks * host.chains.primary_block_size,
             "lease_s": None if lease_s is None else round(max(0.0, lease_s), 3),
         }
 

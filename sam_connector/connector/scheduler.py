@@ -43,7 +43,7 @@ class SchedulerSide:
         self._kv_cache_manager = kv_cache_manager
         self._tiers: tuple[SupportsSessionAwareKVManagement, ...] | None = None
         self.host = self._start(kv_cache_manager, config)
-        self._control = ControlService(self.host, limits=config.limits)
+        self._control = ControlService(self.host)
 
     # --- what vLLM calls --------------------------------------------------------------
 

@@ -278,10 +278,8 @@ class ContextBook:
 
     def _oldest_expendable(self, session: Session, size: int) -> Context | None:
         for context in session.contexts:
-            if context.num_active:
-                continue
-            length = max((leaf.end for leaf in context.leaves.values()), default=0)
-            if not context.deadline or length <= size:
+            expendable = not context.deadline or context.num_blocks <= size
+            if expendable and not context.num_active:
                 return context
         return None
 

@@ -112,9 +112,9 @@ class EditController:
         return self._delegate(session, edit.type, target)
 
     def _target(self, session: Session, edit: Edit) -> _Target | EditResult:
-        start, end = edit.block_start, edit.block_end
-        if start is None and end is None:
+        if not edit.is_ranged:
             return _Target(tuple(session.contexts))
+        start, end = edit.block_start, edit.block_end
         if not self._ranges_enabled:
             return EditResult(
                 type=edit.type,
@@ -123,9 +123,7 @@ class EditController:
             )
         # A range is meant for the conversation in progress, not for side calls.
         context = session.contexts[-1] if session.contexts else None
-        length = 0
-        if context is not None and context.leaves:
-            length = max(leaf.end for leaf in context.leaves.values())
+        length = 0 if context is None else context.num_blocks
         if start is None or end is None or not 0 <= start < end:
             reason = f"[{start}, {end}) is not a half-open range of blocks"
         elif context is None or end > length:
@@ -135,12 +133,12 @@ class EditController:
         return EditResult(type=edit.type, status=EditStatus.REJECTED, reason=reason)
 
     def _evict(self, session: Session, target: _Target) -> EditResult:
-        blocks = self._contents(target)
         counts = self._count(target)
+        tiers = [t for t in self._tiers() if EditType.EVICT in t.session_capabilities]
+        contents = self._contents(target) if tiers else []
         handles = [
-            tier.evict(self.operations.new_id(), session.key, blocks)
-            for tier in self._tiers()
-            if EditType.EVICT in tier.session_capabilities
+            tier.evict(self.operations.new_id(), session.key, contents)
+            for tier in tiers
         ]
         if target.end is None:
             session.epoch += 1

@@ -37,6 +37,11 @@ class Context:
     num_active: int = 0
 
     @property
+    def num_blocks(self) -> int:
+        """Its length: logical blocks of its longest KV cache group."""
+        return max((leaf.end for leaf in self.leaves.values()), default=0)
+
+    @property
     def siblings(self) -> list[Context]:
         return self.session.contexts
 
