@@ -8,7 +8,7 @@ conversation anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sam_connector.core.block_index import BlockIndex
@@ -45,6 +45,10 @@ class Chain:
 Chains = Mapping[GroupId, Chain]
 
 
+def _ignore(context: Context) -> None:
+    """Default of ``ContextBook.on_dropped``."""
+
+
 class ContextBook:
     """Sessions, their contexts, and every change to either.
 
@@ -72,6 +76,13 @@ class ContextBook:
         self.num_sessions_dropped = 0
         self.num_contexts_dropped = 0
         self.num_superseded = 0
+        #: Called with a context that is no longer known.
+        self.on_dropped: Callable[[Context], None] = _ignore
+
+    @property
+    def num_claimed(self) -> int:
+        """Blocks of the engine that some session holds."""
+        return self._retention.num_claimed
 
     # --- sessions ---------------------------------------------------------------
 
@@ -241,6 +252,7 @@ class ContextBook:
         self.leases.forget(context)
         self.num_contexts -= 1
         self.sessions.touch(context.session)
+        self.on_dropped(context)
 
     def supersede(self, old: Context, new: Context) -> None:
         """``new`` takes the place of ``old``, including its lease."""
@@ -259,6 +271,9 @@ class ContextBook:
                 for group_id in context.leaves
             },
             block_start=start,
+            is_whole=start == 0 and end is None,
+            context_id=context.context_id,
+            deadline=context.deadline,
         )
 
     # --- internals ---------------------------------------------------------------

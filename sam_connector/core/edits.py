@@ -95,10 +95,10 @@ class EditController:
             num_bytes=handle.num_bytes,
             reason=handle.reason,
         )
+        if handle.is_safe:
+            result = self._reclaim(result, offloaded)
         self.operations.record(key, result)
         self.counts[f"{result.type.value}/{result.status.value}"] += 1
-        if result.status is EditStatus.COMPLETED:
-            self._release_offloaded(offloaded)
 
     def _apply_one(self, key: SessionKey, edit: Edit) -> EditResult:
         session = self._book.sessions.get(key)
@@ -185,20 +185,18 @@ class EditController:
             num_bytes=handle.num_bytes,
             reason=handle.reason,
         )
-        self.operations.record(session.key, result)
         if edit_type is EditType.OFFLOAD:
-            self._on_offload_started(operation_id, handle.status, self._claims(target))
+            if handle.status is EditStatus.ACCEPTED:
+                self._remember(operation_id, self._claims(target))
+            elif handle.is_safe:
+                result = self._reclaim(result, self._claims(target))
+        self.operations.record(session.key, result)
         return result
 
-    def _on_offload_started(
-        self, operation_id: str, status: EditStatus, claims: list[_Claim]
-    ) -> None:
-        if status is EditStatus.COMPLETED:
-            self._release_offloaded(claims)
-        elif status is EditStatus.ACCEPTED:
-            self._offloading[operation_id] = claims
-            if len(self._offloading) > self._book.limits.max_operations:
-                del self._offloading[next(iter(self._offloading))]
+    def _remember(self, operation_id: str, claims: list[_Claim]) -> None:
+        self._offloading[operation_id] = claims
+        if len(self._offloading) > self._book.limits.max_operations:
+            del self._offloading[next(iter(self._offloading))]
 
     def _claims(self, target: _Target) -> list[_Claim]:
         claims = []
@@ -210,14 +208,17 @@ class EditController:
                 claims.append(_Claim(context, group_id, target.start, end))
         return claims
 
-    def _release_offloaded(self, claims: Sequence[_Claim]) -> None:
-        """What is safe elsewhere no longer needs its place in the GPU cache."""
+    def _reclaim(self, result: EditResult, claims: Sequence[_Claim]) -> EditResult:
+        """What is safe elsewhere no longer needs its place in the engine's cache."""
+        num_claimed = self._book.num_claimed
         for context, group_id, start, end in claims:
             if context.num_active or not context.is_live:
                 continue  # in use again: the newer turn decides
             self._book.index.release(
                 context, group_id, start=start, end=end, front=True
             )
+        num_reclaimed = num_claimed - self._book.num_claimed
+        return replace(result, blocks=replace(result.blocks, reclaimed=num_reclaimed))
 
     def _contents(self, target: _Target) -> list[ContextBlocks]:
         return [

@@ -7,10 +7,11 @@ order free blocks are reused. Single-threaded; ``now`` is always an argument.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sam_connector.core.block_index import BlockIndex
+from sam_connector.core.block_index import BlockIndex, LazyBlockIds
 from sam_connector.core.contexts import Chain, Chains, ContextBook
 from sam_connector.core.edits import EditController
 from sam_connector.core.limits import Limits
@@ -18,15 +19,19 @@ from sam_connector.core.retention import BlockPoolPort, Retention
 from sam_connector.core.session_index import Context, Session
 from sam_connector.core.stats import Stats
 from sam_connector.core.tiers import (
+    ContextBlocks,
     SupportsSessionAwareKVManagement,
     TierEvent,
     TierEventType,
 )
 from sam_connector.core.ttl import LeaseTable
 from sam_connector.core.types import (
+    BlockHash,
+    BlockId,
     Edit,
     EditResult,
     EditStatus,
+    GroupId,
     SessionHint,
     SessionKey,
     Zone,
@@ -92,6 +97,8 @@ class SessionAwareManager:
         self._edits = EditController(
             self._book, tiers, ranges_enabled=ranges_enabled, id_prefix=id_prefix
         )
+        self._leases.on_change = self._on_lease_changed
+        self._book.on_dropped = self._on_dropped
         self._requests: dict[str, _RequestRecord] = {}
         self._num_hinted = 0
         self._num_granted = 0
@@ -242,8 +249,6 @@ class SessionAwareManager:
         for session in known:
             session.epoch += 1
             self._book.drop_session(session)
-            for tier in self._tiers():
-                tier.release(session.key)
         return len(known)
 
     # --- time -----------------------------------------------------------------------
@@ -290,6 +295,36 @@ class SessionAwareManager:
                 context.leaves.clear()  # nothing left to release one by one
                 self._book.drop(context)
             self._book.drop_if_empty(session)
+
+    # --- for a tier in this process ---------------------------------------------------
+
+    def contents(self, key: SessionKey, context_id: int) -> ContextBlocks | None:
+        """A context's blocks; ``None`` if it is not known any more."""
+        context = self._find(key, context_id)
+        return None if context is None else self._book.blocks_of(context)
+
+    def restore(
+        self,
+        key: SessionKey,
+        context_id: int,
+        find: Callable[[GroupId, BlockHash], BlockId],
+    ) -> None:
+        """Some of a context's blocks are back in the engine's cache.
+
+        Args:
+            key: the session.
+            context_id: which of its contexts.
+            find: where the engine has a block, 0 for nowhere.
+        """
+        context = self._find(key, context_id)
+        if context is None:
+            return
+        chains = {}
+        for group_id in context.leaves:
+            hashes = self._index.hashes(context, group_id)
+            block_ids = LazyBlockIds(hashes, functools.partial(find, group_id))
+            chains[group_id] = Chain(hashes=hashes, block_ids=block_ids)
+        self._book.extend(context, chains)
 
     # --- state -----------------------------------------------------------------------
 
@@ -366,6 +401,11 @@ class SessionAwareManager:
         if self._book.sessions.get(key) is record.session:
             return self._edits.apply(key, edits)
         return [EditResult(type=e.type, status=EditStatus.NOT_FOUND) for e in edits]
+
+    def _find(self, key: SessionKey, context_id: int) -> Context | None:
+        session = self._book.sessions.get(key)
+        contexts = () if session is None else session.contexts
+        return next((c for c in contexts if c.context_id == context_id), None)
 
     def _ttl(self, ttl_s: float) -> float:
         return min(ttl_s, self._limits.max_ttl_s)
@@ -459,11 +499,18 @@ class SessionAwareManager:
     def _register_in_tiers(
         self, request_id: str, session: Session, context: Context
     ) -> None:
-        tiers = self._tiers()
-        if tiers and context.is_live:
-            blocks = self._book.blocks_of(context)
-            for tier in tiers:
-                tier.register_cache(session.key, request_id, blocks)
+        if context.is_live:
+            contents = functools.partial(self._book.blocks_of, context)
+            for tier in self._tiers():
+                tier.register_cache(session.key, request_id, contents)
+
+    def _on_lease_changed(self, context: Context) -> None:
+        for tier in self._tiers():
+            tier.set_lease(context.session.key, context.context_id, context.deadline)
+
+    def _on_dropped(self, context: Context) -> None:
+        for tier in self._tiers():
+            tier.release(context.session.key, context.context_id)
 
     def _on_tier_event(self, event: TierEvent) -> None:
         count = 1 if event.type is TierEventType.PRESSURE else event.num_blocks

@@ -7,6 +7,7 @@ run of blocks per KV cache group.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ class Context:
     """One conversation of a session.
 
     Attributes:
+        context_id: tells it apart from every other context of the engine.
         deadline: end of its lease, monotonic seconds; 0 for none.
         protect_blocks: blocks the lease covers from the start; ``None`` for all.
         last_used: when a request last used it, monotonic seconds.
@@ -29,6 +31,7 @@ class Context:
     """
 
     session: Session
+    context_id: int = field(default_factory=itertools.count(1).__next__)
     leaves: dict[GroupId, Segment] = field(default_factory=dict)
     deadline: float = 0.0
     protect_blocks: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,11 +28,19 @@ from sam_connector.core.types import (
 class ContextBlocks:
     """A context, or the part of it an edit names, as content hashes per group.
 
-    ``block_start`` is the logical index of the first hash in every group.
+    Attributes:
+        block_hashes: of every block, or of those of the range.
+        block_start: logical index of the first hash in every group.
+        is_whole: it is all of the context, not a range.
+        context_id: tells the contexts of one engine apart.
+        deadline: end of the context's lease, monotonic seconds; 0 for none.
     """
 
     block_hashes: Mapping[GroupId, Sequence[BlockHash]]
     block_start: int = 0
+    is_whole: bool = True
+    context_id: int = 0
+    deadline: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +48,17 @@ class OperationHandle:
     """A tier's answer to an operation: done, under way, or why not.
 
     ``status`` ACCEPTED promises exactly one ``OPERATION`` event later.
+
+    Attributes:
+        is_safe: after an offload, whatever of the contexts the engine has is in the
+            tier as well, so that the engine's own copy may go.
     """
 
     status: EditStatus
     blocks: BlockCounts = NO_BLOCKS
     num_bytes: int = 0
     reason: str | None = None
+    is_safe: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +113,16 @@ class SupportsSessionAwareKVManagement(ABC):
 
     @abstractmethod
     def register_cache(
-        self, session: SessionKey, request_id: str, context: ContextBlocks
+        self,
+        session: SessionKey,
+        request_id: str,
+        contents: Callable[[], ContextBlocks],
     ) -> None:
-        """A request of the session has completed; this is its context now."""
+        """A request of the session has completed.
+
+        ``contents`` gives its context as it is now, at the cost of its length; it
+        must not be called later.
+        """
 
     @abstractmethod
     def offload(
@@ -110,7 +130,7 @@ class SupportsSessionAwareKVManagement(ABC):
     ) -> OperationHandle:
         """Make the contexts survive the loss of their GPU copy.
 
-        Local retention ends only once the operation has COMPLETED.
+        Local retention ends only once the answer says that they are safe.
         """
 
     @abstractmethod
@@ -126,8 +146,12 @@ class SupportsSessionAwareKVManagement(ABC):
         """The contexts will not be used again; cancels what is under way."""
 
     @abstractmethod
-    def release(self, session: SessionKey) -> None:
-        """The session is no longer known; end what was kept for it."""
+    def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
+        """The context's lease ends at ``deadline`` now; 0 means it has none."""
+
+    @abstractmethod
+    def release(self, session: SessionKey, context_id: int) -> None:
+        """The context is no longer known; end what was kept for it."""
 
     @abstractmethod
     def query_residency(

@@ -7,6 +7,8 @@ shortens that of another, because a block's deadline is the latest of its holder
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sam_connector.core.session_index import Context
 from sam_connector.core.timer_wheel import TimerWheel
 from sam_connector.errors import IntegrityError
@@ -15,16 +17,24 @@ from sam_connector.errors import IntegrityError
 TICK_S = 1.0
 
 
+def _ignore(context: Context) -> None:
+    """Default of ``LeaseTable.on_change``."""
+
+
 class LeaseTable:
     """Deadlines of contexts; every known context has exactly one.
 
     Args:
         idle_ttl_s: how long a context without a lease is remembered.
         now: the present, monotonic seconds.
+
+    Attributes:
+        on_change: called with a context whose deadline is another now.
     """
 
     def __init__(self, *, idle_ttl_s: float, now: float) -> None:
         self._idle_ttl_s = idle_ttl_s
+        self.on_change: Callable[[Context], None] = _ignore
         self._wheel: TimerWheel[Context] = TimerWheel(tick_s=TICK_S, now=now)
 
     def __len__(self) -> int:
@@ -34,11 +44,14 @@ class LeaseTable:
         """Leases ``context`` until ``deadline``, later or earlier than before."""
         self._wheel.register(context, deadline)
         context.deadline = deadline
+        self.on_change(context)
 
     def end(self, context: Context, now: float) -> None:
         """Ends the lease; the context is remembered for the idle time."""
-        context.deadline = 0.0
+        was_leased, context.deadline = context.deadline, 0.0
         self._wheel.register(context, now + self._idle_ttl_s)
+        if was_leased:
+            self.on_change(context)
 
     def forget(self, context: Context) -> None:
         context.deadline = 0.0

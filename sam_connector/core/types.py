@@ -74,12 +74,22 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCounts:
-    """How many blocks an edit asked for, changed, found done, and did not find."""
+    """What became of the blocks an edit is about.
+
+    Attributes:
+        requested: blocks the edit names.
+        done: changed by it; of an offload: published, copied to the tier.
+        already: as asked for before.
+        missing: neither found nor had.
+        reclaimed: of an offload: engine blocks that are ordinary again since the
+            copy is safe. Blocks that other sessions hold are not.
+    """
 
     requested: int = 0
     done: int = 0
     already: int = 0
     missing: int = 0
+    reclaimed: int = 0
 
 
 NO_BLOCKS = BlockCounts()

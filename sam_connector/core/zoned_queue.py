@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sam_connector.core.free_list import FreeList
@@ -194,6 +194,23 @@ class ZonedFreeQueue(FreeList):
     def num_unclaimed(self) -> int:
         """Free blocks in zone A."""
         return self.num_free_blocks - self._num_retained
+
+    def num_unleased(self, limit: int) -> int:
+        """Free blocks outside zone C, counted no further than ``limit``."""
+        num_blocks, block = self.num_unclaimed, self._first_b
+        while num_blocks < limit and block is not self._first_c:
+            claim = self.claims[block.block_id]
+            assert claim is not None
+            num_blocks += claim.num_free
+            block = claim.last.next_free_block
+        return min(num_blocks, limit)
+
+    def retained(self) -> Iterator[Any]:
+        """Free blocks in zones B and C, in the order in which they will be taken."""
+        block = self._first_b
+        while block is not self.fake_free_list_tail:
+            yield block
+            block = block.next_free_block
 
     def open_claim(self, owner: Any, zone: Zone, deadline: float = 0.0) -> Claim:
         """A claim on no blocks yet."""

@@ -92,6 +92,7 @@ def _merge_edit_result(results: Sequence[EditResult]) -> EditResult:
             done=sum(result.blocks.done for result in results),
             already=sum(result.blocks.already for result in results),
             missing=sum(result.blocks.missing for result in results),
+            reclaimed=sum(result.blocks.reclaimed for result in results),
         ),
         num_bytes=sum(result.num_bytes for result in results),
         reason=_first(result.reason for result in results),

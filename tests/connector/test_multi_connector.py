@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -43,9 +43,12 @@ class RecordingTier(KVConnectorBase_V1, SupportsHMA, SupportsSessionAwareKVManag
     session_capabilities = frozenset(EditType)
 
     def register_cache(
-        self, session: SessionKey, request_id: str, context: ContextBlocks
+        self,
+        session: SessionKey,
+        request_id: str,
+        contents: Callable[[], ContextBlocks],
     ) -> None:
-        self.calls.append(("register", session.session_id, request_id, context))
+        self.calls.append(("register", session.session_id, request_id, contents()))
 
     def offload(
         self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
@@ -65,7 +68,10 @@ class RecordingTier(KVConnectorBase_V1, SupportsHMA, SupportsSessionAwareKVManag
         self.calls.append(("evict", session.session_id, operation_id, contexts))
         return OperationHandle(status=EditStatus.COMPLETED, num_bytes=7)
 
-    def release(self, session: SessionKey) -> None:
+    def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
+        pass
+
+    def release(self, session: SessionKey, context_id: int) -> None:
         self.calls.append(("release", session.session_id))
 
     def query_residency(

@@ -6,7 +6,7 @@ letters up to it, so equal hashes mean equal prefixes, as in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sam_connector.core.contexts import Chain, Chains
@@ -372,6 +372,8 @@ class FakeTier(SupportsSessionAwareKVManagement):
         self.calls: list[tuple[str, SessionKey, list[str]]] = []
         self.operation_ids: list[str] = []
         self.events: list[TierEvent] = []
+        self.leases: dict[int, float] = {}
+        self.released: list[tuple[SessionKey, int]] = []
 
     @property
     def session_capabilities(self) -> frozenset[EditType]:
@@ -383,14 +385,21 @@ class FakeTier(SupportsSessionAwareKVManagement):
             TierEvent(
                 type=TierEventType.OPERATION,
                 operation_id=operation_id,
-                handle=replace(self.answer, status=status),
+                handle=replace(
+                    self.answer,
+                    status=status,
+                    is_safe=status is EditStatus.COMPLETED,
+                ),
             )
         )
 
     def register_cache(
-        self, session: SessionKey, request_id: str, context: ContextBlocks
+        self,
+        session: SessionKey,
+        request_id: str,
+        contents: Callable[[], ContextBlocks],
     ) -> None:
-        self._note("register_cache", session, [context])
+        self._note("register_cache", session, [contents()])
 
     def offload(
         self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
@@ -407,8 +416,11 @@ class FakeTier(SupportsSessionAwareKVManagement):
     ) -> OperationHandle:
         return self._operate("evict", operation_id, session, contexts)
 
-    def release(self, session: SessionKey) -> None:
-        self._note("release", session, [])
+    def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
+        self.leases[context_id] = deadline
+
+    def release(self, session: SessionKey, context_id: int) -> None:
+        self.released.append((session, context_id))
 
     def query_residency(
         self, session: SessionKey, contexts: Sequence[ContextBlocks]

@@ -206,12 +206,15 @@ def test_an_offload_gives_up_local_retention_only_once_it_is_completed() -> None
 
 def test_an_offload_that_is_done_at_once_gives_up_local_retention_at_once() -> None:
     tier = FakeTier(EditType.OFFLOAD)
-    tier.answer = OperationHandle(status=EditStatus.COMPLETED, num_bytes=99)
+    tier.answer = OperationHandle(
+        status=EditStatus.COMPLETED, num_bytes=99, is_safe=True
+    )
     engine = Engine(tiers=[tier])
     engine.turn("s", "abc", ttl=60)
     (result,) = engine.edit("s", OFFLOAD)
     assert (result.status, result.num_bytes) == (EditStatus.COMPLETED, 99)
     assert engine.ref_cnts("abc") == [0, 0, 0]
+    assert result.blocks.reclaimed == 3
 
 
 @pytest.mark.parametrize(

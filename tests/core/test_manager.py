@@ -339,9 +339,9 @@ def test_a_session_tree_is_freed_children_first() -> None:
     engine.turn("child", "abc", ttl=60, parent="lead")
     engine.turn("grandchild", "abcd", ttl=60, parent="child")
     engine.turn("stranger", "abx")
-    tier.calls.clear()
+    tier.released.clear()
     assert engine.manager.free_session(key("lead"), tree=True) == 3
-    assert [call[1].session_id for call in tier.calls] == [
+    assert [session.session_id for session, _ in tier.released] == [
         "grandchild",
         "child",
         "lead",

@@ -23,7 +23,7 @@ from sam_connector.core.session_index import Context, Session
 from sam_connector.core.session_tree import SessionTree
 from sam_connector.core.timer_wheel import TimerWheel
 from sam_connector.core.ttl import LeaseTable
-from sam_connector.core.types import EditStatus
+from sam_connector.core.types import EditResult, EditStatus, EditType
 from sam_connector.core.zoned_queue import ZonedFreeQueue
 from tests.core import (
     test_edits,
@@ -36,6 +36,8 @@ from tests.core import (
     test_session_tree,
 )
 from tests.core.pool import FakePool
+
+_RESULT = EditResult(type=EditType.OFFLOAD, status=EditStatus.ACCEPTED)
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 Check = Callable[[], Any]
@@ -426,8 +428,8 @@ def a_forgotten_context_keeps_its_timer(monkeypatch: pytest.MonkeyPatch) -> None
 def an_accepted_offload_counts_as_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         EditController,
-        "_on_offload_started",
-        lambda self, operation_id, status, claims: self._release_offloaded(claims),
+        "_remember",
+        lambda self, operation_id, claims: self._reclaim(_RESULT, claims),
     )
 
 
@@ -438,7 +440,9 @@ def an_accepted_offload_counts_as_completed(monkeypatch: pytest.MonkeyPatch) -> 
 def an_offload_gives_up_contexts_in_use_or_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def release(self: EditController, claims: list[Any]) -> None:
+    def reclaim(
+        self: EditController, result: EditResult, claims: list[Any]
+    ) -> EditResult:
         for context, group_id, start, end in claims:
             if not context.is_live:
                 context = (
@@ -449,8 +453,9 @@ def an_offload_gives_up_contexts_in_use_or_gone(
             self._book.index.release(
                 context, group_id, start=start, end=end, front=True
             )
+        return result
 
-    monkeypatch.setattr(EditController, "_release_offloaded", release)
+    monkeypatch.setattr(EditController, "_reclaim", reclaim)
 
 
 @mutant(test_edits.test_an_open_operation_keeps_the_manager_from_being_idle)

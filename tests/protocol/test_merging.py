@@ -176,7 +176,13 @@ def test_edit_results_are_merged(
         "type": "offload",
         "status": expected.value,
         "operation_id": "op" if A in statuses else None,
-        "blocks": {"requested": 6, "done": 4, "already": 2, "missing": 0},
+        "blocks": {
+            "requested": 6,
+            "done": 4,
+            "already": 2,
+            "missing": 0,
+            "reclaimed": 0,
+        },
         "bytes": 20,
         "reason": "full" if R in statuses else None,
     }

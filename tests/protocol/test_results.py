@@ -13,7 +13,7 @@ RESULT = EditResult(
     type=EditType.PREFETCH,
     status=EditStatus.PARTIAL,
     operation_id="op-1",
-    blocks=BlockCounts(requested=9, done=4, already=3, missing=2),
+    blocks=BlockCounts(requested=9, done=4, already=3, missing=2, reclaimed=1),
     num_bytes=4096,
     reason="store is down",
 )
@@ -24,7 +24,13 @@ def test_wire_form() -> None:
         "type": "prefetch",
         "status": "partial",
         "operation_id": "op-1",
-        "blocks": {"requested": 9, "done": 4, "already": 3, "missing": 2},
+        "blocks": {
+            "requested": 9,
+            "done": 4,
+            "already": 3,
+            "missing": 2,
+            "reclaimed": 1,
+        },
         "bytes": 4096,
         "reason": "store is down",
     }
