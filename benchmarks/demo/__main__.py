@@ -1,4 +1,11 @@
-"""``python -m benchmarks.demo``: stock vLLM and ours under the same real agents."""
+"""``python -m benchmarks.demo``: stock vLLM and ours under the same real agents.
+
+Three servers, equal but for the flags that say what each is: ``stock``; ``tier``,
+ours as a plain cache in host memory that is told nothing and saves everything;
+``hints``, ours with the same host memory and what an agents' harness knows. The last
+line of output is one JSON object: the first pool's numbers, the comparison of tokens,
+every pool's numbers. ``benchmarks/README.md`` says how to read them.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +14,62 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.common import RESULTS_DIR, VllmServer, machine
+from benchmarks.common import RESULTS_DIR, machine
 from benchmarks.demo.client import DemoClient
-from benchmarks.demo.identity import generate_one_by_one
-from benchmarks.demo.measures import Measures, measure, reusable_tokens
+from benchmarks.demo.comparison import PoolComparison
+from benchmarks.demo.harness import num_failed
+from benchmarks.demo.identity import IdentityRecord, identical
+from benchmarks.demo.measures import reusable_tokens
 from benchmarks.demo.model import ensure_model
-from benchmarks.demo.policy import ControlCall
-from benchmarks.demo.replay import Replay, RunRecord
-from benchmarks.demo.report import PoolComparison, draw, table
+from benchmarks.demo.pool_run import PoolRecord, PoolRun
+from benchmarks.demo.report import draw, table
 from benchmarks.demo.server import (
     BLOCK_SIZE,
+    HOST_BYTES,
+    ServerKind,
     demo_workload,
     make_server,
     pool_blocks,
 )
 from benchmarks.demo.workload import Workload
 
-POOLS = {"one_third": ("1/3", 1 / 3), "two_thirds": ("2/3", 2 / 3)}
-#: In these turns children end, others start, and leads wait for both.
-IDENTITY_TURNS = slice(62, 108)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one server did at one pool size; ``tokens`` by turn index."""
+class Pool:
+    """A pool size.
 
-    record: RunRecord
-    measures: Measures
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    sam_stats: dict[str, Any] = field(default_factory=dict)
+    Attributes:
+        fraction: of the peak live context.
+        replay_s: about how long one replay takes on two cores.
+    """
+
+    label: str
+    fraction: float
+    replay_s: float
+
+
+POOLS = {
+    "one_third": Pool(label="1/3", fraction=1 / 3, replay_s=50),
+    "two_thirds": Pool(label="2/3", fraction=2 / 3, replay_s=28),
+}
+#: About how long three servers take to start side by side on two cores, and how long
+#: the comparison of tokens takes.
+_START_S = 60.0
+_IDENTITY_S = 60.0
+_ONLY_IN_POOLS = frozenset({"control_calls", "sam_stats", "sam_stats_tier"})
 
 
 def main(argv: list[str] | None = None) -> int:
     options = _parse(argv)
     begin = time.monotonic()
+    chosen = options.pool or list(POOLS)
+    expected = expected_s(chosen, options.repeats, identity=not options.no_identity)
+    _say(f"this takes about {expected / 60:.0f} minutes on two cores")
     _say("building the small model (once)")
     model = ensure_model()
     workload = demo_workload()
@@ -54,97 +78,93 @@ def main(argv: list[str] | None = None) -> int:
         f"{sum(turn.num_prompt_tokens for turn in workload.turns):,} prompt tokens, "
         f"peak live context {workload.peak_live_tokens:,} tokens"
     )
-    chosen = options.pool or list(POOLS)
     pools: dict[str, PoolComparison] = {}
-    compared: list[bool] = []
+    identity: dict[ServerKind, IdentityRecord] = {}
     for key in chosen:
         # Tokens are compared once, where the pressure is highest.
         compare = key == chosen[0] and not options.no_identity
-        stock, ours = _compare(model, workload, key, compare=compare)
-        compared += [stock.tokens[i] == ours.tokens[i] for i in stock.tokens]
-        label, fraction = POOLS[key]
-        pools[key] = PoolComparison(
-            label=label,
-            num_blocks=pool_blocks(workload, fraction),
-            stock=stock.measures,
-            hints=ours.measures,
-            sam_stats=ours.sam_stats,
+        num_blocks = pool_blocks(workload, POOLS[key].fraction)
+        record = _run(model, workload, POOLS[key], options.repeats, identity=compare)
+        pools[key] = record.comparison(
+            workload, label=POOLS[key].label, num_blocks=num_blocks
         )
-        _write_turns(RESULTS_DIR / f"demo-turns-{key}.jsonl", workload, stock, ours)
+        identity |= record.identity
+        _write_turns(RESULTS_DIR / f"demo-turns-{key}.jsonl", workload, record)
+    compared = identical(identity.values())
     picture = RESULTS_DIR / "demo.png"
     draw(pools, picture)
     print(f"\n{table(pools)}\n")
     print(f"tokens identical in {sum(compared)} of {len(compared)} requests")
+    for kind, tokens in identity.items():
+        print(
+            f"  {kind}: {tokens.cached_tokens:,} of {tokens.prompt_tokens:,} prompt "
+            f"tokens from cache, {tokens.loaded_bytes:,} bytes from host memory"
+        )
+    for pool in pools.values():
+        failed, calls = num_failed(pool.control_calls), pool.control_calls.total()
+        print(f"control calls {pool.label}: {calls}, without effect: {failed}")
     print(f"picture: {picture}")
-    print(json.dumps(_summary(pools, compared, time.monotonic() - begin)))
+    total_s = time.monotonic() - begin
+    print(json.dumps(summary(pools, identity, options.repeats, total_s)))
     return 0 if all(compared) else 1
 
 
-def _compare(
-    model: Path, workload: Workload, key: str, *, compare: bool
-) -> tuple[Outcome, Outcome]:
-    """Both servers at one pool size, one after the other."""
-    label, fraction = POOLS[key]
-    num_blocks = pool_blocks(workload, fraction)
-    _say(f"pool {label}: {num_blocks} blocks; starting both servers")
+def expected_s(pools: Sequence[str], num_repeats: int, *, identity: bool) -> float:
+    """About how long a run takes on two cores, once everything is installed."""
+    replays = sum(POOLS[key].replay_s for key in pools)
+    total = _START_S * len(pools) + replays * num_repeats * len(ServerKind)
+    return total + _IDENTITY_S * identity
+
+
+def summary(
+    pools: Mapping[str, PoolComparison],
+    identity: Mapping[ServerKind, IdentityRecord],
+    num_repeats: int,
+    total_s: float,
+) -> dict[str, object]:
+    """The first pool's numbers, the comparison of tokens, then every pool."""
+    first = next(iter(pools.values())).as_json()
+    compared = identical(identity.values())
+    return {
+        **{key: value for key, value in first.items() if key not in _ONLY_IN_POOLS},
+        "tokens_identical": bool(compared) and all(compared),
+        "tokens_compared_requests": len(compared),
+        **{
+            f"identity_{name}_{kind}": getattr(record, name)
+            for kind, record in identity.items()
+            for name in ("cached_tokens", "loaded_bytes")
+        },
+        "pools": {key: pool.as_json() for key, pool in pools.items()},
+        "host_bytes": HOST_BYTES,
+        "repeats": num_repeats,
+        "total_s": round(total_s, 1),
+        **machine(),
+    }
+
+
+def _run(
+    model: Path, workload: Workload, pool: Pool, num_repeats: int, *, identity: bool
+) -> PoolRecord:
+    num_blocks = pool_blocks(workload, pool.fraction)
+    _say(f"pool {pool.label}: {num_blocks} blocks; starting the servers")
+    servers = {
+        kind: make_server(model, workload, num_blocks, kind=kind) for kind in ServerKind
+    }
     with ExitStack() as stack:
-        stock, ours = (
-            make_server(model, workload, num_blocks, hints=hints)
-            for hints in (False, True)
-        )
-        for server in (stock, ours):
+        for server in servers.values():
             stack.callback(server.stop)
             server.launch()
-        for server in (stock, ours):
+        for server in servers.values():
             server.wait_healthy()
-        first = asyncio.run(
-            _drive(stock, workload, f"stock {label}", hints=False, compare=compare)
+        run = PoolRun(
+            workload,
+            lambda kind: DemoClient(servers[kind].url),
+            lambda line: _say(f"{pool.label} {line}"),
         )
-        stock.stop()
-        second = asyncio.run(
-            _drive(ours, workload, f"hints {label}", hints=True, compare=compare)
-        )
-    return first, second
+        return asyncio.run(run.run(num_repeats=num_repeats, identity=identity))
 
 
-async def _drive(
-    server: VllmServer, workload: Workload, name: str, *, hints: bool, compare: bool
-) -> Outcome:
-    def report(line: str) -> None:
-        _say(f"{name}: {line}")
-
-    async with DemoClient(server.url) as client:
-        await _warm_up(client)
-        record = await Replay(client, workload, hints=hints, report=report).run()
-        report(f"done in {record.duration_s:.1f} s")
-        stats = await _sam_stats(client) if hints else {}
-        tokens = {}
-        if compare:
-            turns = workload.turns[IDENTITY_TURNS]
-            tokens = await generate_one_by_one(
-                client, workload, turns, hints=hints, report=report
-            )
-    return Outcome(
-        record=record,
-        measures=measure(record, workload, BLOCK_SIZE),
-        tokens=tokens,
-        sam_stats=stats,
-    )
-
-
-async def _warm_up(client: DemoClient) -> None:
-    """A server's first requests pay for lazy set-up; keep that out of the numbers."""
-    for length in (40, 400):
-        await client.generate([7] * length, 2, None)
-
-
-async def _sam_stats(client: DemoClient) -> dict[str, Any]:
-    stats = await client.control(ControlCall(method="GET", path="/v1/agent/stats"))
-    assert isinstance(stats, dict)
-    return stats
-
-
-def _write_turns(path: Path, workload: Workload, stock: Outcome, ours: Outcome) -> None:
+def _write_turns(path: Path, workload: Workload, record: PoolRecord) -> None:
     """What each server made of each turn, for whoever wants to know why."""
     with path.open("w", encoding="utf-8") as out:
         for turn in workload.turns:
@@ -158,35 +178,37 @@ def _write_turns(path: Path, workload: Workload, stock: Outcome, ours: Outcome) 
                     turn.seen_tokens, prompt, BLOCK_SIZE
                 ),
             }
-            for name, outcome in (("stock", stock), ("hints", ours)):
-                row[name] = asdict(outcome.record.results[turn.index])
+            for kind, replays in record.replays.items():
+                row[kind] = [asdict(replay.results[turn.index]) for replay in replays]
             out.write(json.dumps(row) + "\n")
 
 
-def _summary(
-    pools: dict[str, PoolComparison], compared: list[bool], duration_s: float
-) -> dict[str, object]:
-    """The first pool's numbers, the comparison of tokens, then every pool."""
-    first = next(iter(pools.values())).as_json()
-    return {
-        **{k: v for k, v in first.items() if k != "sam_stats"},
-        "tokens_identical": bool(compared) and all(compared),
-        "tokens_compared_requests": len(compared),
-        "pools": {key: pool.as_json() for key, pool in pools.items()},
-        "total_s": round(duration_s, 1),
-        **machine(),
-    }
-
-
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--pool", action="append", choices=list(POOLS), help="only this pool size"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=_at_least_one,
+        default=3,
+        metavar="N",
+        help="passes over each server; numbers are medians (default: %(default)s)",
     )
     parser.add_argument(
         "--no-identity", action="store_true", help="do not compare tokens"
     )
     return parser.parse_args(argv)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a number from 1")
+    return int(text)
 
 
 def _say(line: str) -> None:

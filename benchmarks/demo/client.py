@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -13,6 +14,18 @@ from benchmarks.demo.policy import ControlCall
 
 MODEL_NAME = "demo"
 _DATA = "data: "
+#: Less than the server's five seconds, so that it never closes what is being reused.
+_KEEPALIVE_S = 2.0
+_RESET_TIMEOUT_S = 20.0
+_RESET_PERIOD_S = 0.1
+
+
+class ControlError(RuntimeError):
+    """The server refused a control call."""
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +42,17 @@ class Completion:
 class DemoClient:
     """Talks to one server; use as an async context manager."""
 
-    def __init__(self, url: str, *, timeout_s: float = 240.0) -> None:
-        limits = httpx.Limits(max_connections=None)
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits)
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 240.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=timeout_s, limits=limits, transport=transport
+        )
 
     async def __aenter__(self) -> DemoClient:
         return self
@@ -85,9 +106,44 @@ class DemoClient:
         return list(answer["choices"][0]["token_ids"]), done
 
     async def control(self, call: ControlCall) -> object:
+        """The answer of a control route.
+
+        Raises:
+            ControlError: the server refused.
+        """
         response = await self._http.request(call.method, call.path, json=call.body)
-        _raise(response)
+        if response.is_error:
+            raise ControlError(response.status_code, _problem(response))
         return response.json()
+
+    async def reset(self, *, sessions: bool) -> None:
+        """Empty every cache of the server, also that in host memory.
+
+        Args:
+            sessions: whether it knows sessions, which then lose their content.
+
+        Raises:
+            RuntimeError: something held blocks for too long.
+        """
+        if sessions:
+            await self.control(ControlCall(method="POST", path="/v1/agent/reset"))
+        deadline = time.monotonic() + _RESET_TIMEOUT_S
+        while time.monotonic() < deadline:
+            response = await self._http.post(
+                "/reset_prefix_cache", params={"reset_external": "true"}
+            )
+            _raise(response)
+            if response.json()["success"]:
+                return
+            await asyncio.sleep(_RESET_PERIOD_S)
+        raise RuntimeError("the server could not reset its caches: blocks are in use")
+
+    async def stats(self) -> dict[str, object]:
+        """``/v1/agent/stats`` of a server of ours."""
+        call = ControlCall(method="GET", path="/v1/agent/stats")
+        stats = await self.control(call)
+        assert isinstance(stats, dict)
+        return stats
 
     async def metrics(self) -> str:
         response = await self._http.get("/metrics")
@@ -126,7 +182,11 @@ def _completion(
 
 def _raise(response: httpx.Response) -> None:
     if response.is_error:
-        raise RuntimeError(
-            f"{response.request.method} {response.request.url.path} answered "
-            f"{response.status_code}: {response.text[:500]}"
-        )
+        raise RuntimeError(_problem(response))
+
+
+def _problem(response: httpx.Response) -> str:
+    return (
+        f"{response.request.method} {response.request.url.path} answered "
+        f"{response.status_code}: {response.text[:500]}"
+    )

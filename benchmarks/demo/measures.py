@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from benchmarks.demo.replay import RunRecord
 from benchmarks.demo.workload import Workload
@@ -21,6 +23,7 @@ class Measures:
             computed, in whole blocks: what a larger cache or a better choice of
             what to keep would have saved.
         peak_cache_use: largest share of the pool that running requests held.
+        bytes_moved: between the KV cache and host memory, both ways together.
     """
 
     requests: int
@@ -32,6 +35,9 @@ class Measures:
     recomputed_tokens: int
     peak_cache_use: float
     num_preemptions: int
+    saved_bytes: int
+    loaded_bytes: int
+    bytes_moved: int
     duration_s: float
 
 
@@ -54,8 +60,23 @@ def measure(record: RunRecord, workload: Workload, block_size: int) -> Measures:
         recomputed_tokens=recomputed,
         peak_cache_use=record.peak_cache_use,
         num_preemptions=record.num_preemptions,
+        saved_bytes=record.saved_bytes,
+        loaded_bytes=record.loaded_bytes,
+        bytes_moved=record.saved_bytes + record.loaded_bytes,
         duration_s=record.duration_s,
     )
+
+
+def median(runs: Sequence[Measures]) -> Measures:
+    """Number by number; of an even number of counts the lower of the middle two."""
+    values: dict[str, Any] = {}
+    for spec in fields(Measures):
+        column = [getattr(run, spec.name) for run in runs]
+        counts = all(isinstance(value, int) for value in column)
+        values[spec.name] = (statistics.median_low if counts else statistics.median)(
+            column
+        )
+    return Measures(**values)
 
 
 def reusable_tokens(seen: int, prompt: int, block_size: int) -> int:

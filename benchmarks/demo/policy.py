@@ -2,11 +2,13 @@
 
 Only what a harness really knows is used. Before a request it knows which agent it
 is for; when the answer is there it knows whether a tool now runs, whether children
-were spawned, or whether the agent has ended.
+were spawned, or whether the agent has ended; and it knows when the last child that
+an agent waits for has ended, since it is the one who tells the agent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.demo.workload import Next, Turn
@@ -46,16 +48,49 @@ def request_hint(turn: Turn, run: str) -> dict[str, object] | None:
     return hint
 
 
-def after_turn(turn: Turn, run: str) -> ControlCall | None:
-    """What to tell the server once the answer shows what follows.
+def after_turn(turn: Turn, run: str) -> tuple[ControlCall, ...]:
+    """What to tell the server, in this order, once the answer shows what follows.
 
     An ended agent's context is dead: evict it. An agent that waits for its children
-    stands still for as long as they work: give its lease back, so that theirs hold.
+    stands still for as long as they work: end its lease, which an edit leaves as it
+    is, and offload it, so that the children have the GPU's memory.
     """
-    path = f"/v1/agent/sessions/{session_id(turn.session, run)}"
     if turn.next is Next.END:
-        edits: dict[str, object] = {"edits": [{"type": "evict"}]}
-        return ControlCall(method="POST", path=f"{path}/edits", body=edits)
+        return (_edit(turn, run, "evict"),)
     if turn.next is Next.CHILDREN:
-        return ControlCall(method="PUT", path=f"{path}/lease", body={"ttl": 0})
-    return None
+        path = f"{_path(turn, run)}/lease"
+        end_lease = ControlCall(method="PUT", path=path, body={"ttl": 0})
+        return (end_lease, _edit(turn, run, "offload"))
+    return ()
+
+
+def before_resuming(turn: Turn, run: str) -> ControlCall:
+    """What to tell the server once the last child has ended that ``turn`` waits for."""
+    return _edit(turn, run, "prefetch")
+
+
+def resumptions(turns: Sequence[Turn]) -> dict[int, int]:
+    """Turns with which an agent resumes after its children, each with the turn after
+    which it had begun to wait; both as indices into ``turns``, a whole workload."""
+    found: dict[int, int] = {}
+    waiting: dict[str, int] = {}
+    for turn in turns:
+        if turn.next is Next.SIDE_CALL:
+            continue
+        since = waiting.pop(turn.session, None)
+        if since is not None and any(
+            i > since and turns[i].parent == turn.session for i in turn.wait_for
+        ):
+            found[turn.index] = since
+        if turn.next is Next.CHILDREN:
+            waiting[turn.session] = turn.index
+    return found
+
+
+def _path(turn: Turn, run: str) -> str:
+    return f"/v1/agent/sessions/{session_id(turn.session, run)}"
+
+
+def _edit(turn: Turn, run: str, kind: str) -> ControlCall:
+    body: dict[str, object] = {"edits": [{"type": kind}]}
+    return ControlCall(method="POST", path=f"{_path(turn, run)}/edits", body=body)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.demo.client import Completion, DemoClient
-from benchmarks.demo.policy import after_turn, request_hint
+from benchmarks.demo.harness import Harness
 from benchmarks.demo.workload import Turn, Workload
 
 _KV_USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
@@ -20,11 +20,19 @@ _PROGRESS_PERIOD_S = 5.0
 
 @dataclass(kw_only=True)
 class RunRecord:
-    """Everything one replay measured; ``results`` is by turn index."""
+    """Everything one replay measured.
+
+    Attributes:
+        results: by turn index.
+        saved_bytes: copied from the KV cache to host memory.
+        loaded_bytes: copied back.
+    """
 
     results: dict[int, Completion] = field(default_factory=dict)
     peak_cache_use: float = 0.0
     num_preemptions: int = 0
+    saved_bytes: int = 0
+    loaded_bytes: int = 0
     duration_s: float = 0.0
 
 
@@ -32,7 +40,7 @@ class Replay:
     """One pass over the workload.
 
     Args:
-        hints: whether the harness speaks; a stock server must not be told anything.
+        harness: tells the server about the agents, or nothing.
         report: called with one line of progress now and then.
     """
 
@@ -41,12 +49,12 @@ class Replay:
         client: DemoClient,
         workload: Workload,
         *,
-        hints: bool,
+        harness: Harness,
         report: Callable[[str], None],
     ) -> None:
         self._client = client
         self._workload = workload
-        self._hints = hints
+        self._harness = harness
         self._report = report
         self._begin_s = 0.0
         self._started = {turn.index: asyncio.Event() for turn in workload.turns}
@@ -54,6 +62,7 @@ class Replay:
         self._record = RunRecord()
 
     async def run(self) -> RunRecord:
+        preemptions = await self._num_preemptions()
         self._begin_s = time.monotonic()
         watch = asyncio.create_task(self._watch())
         try:
@@ -63,29 +72,27 @@ class Replay:
         finally:
             watch.cancel()
         self._record.duration_s = time.monotonic() - self._begin_s
-        found = _PREEMPTIONS.search(await self._client.metrics())
-        self._record.num_preemptions = int(float(found[1])) if found else 0
+        self._record.num_preemptions = await self._num_preemptions() - preemptions
         return self._record
 
     async def _run_turn(self, turn: Turn, group: asyncio.TaskGroup) -> None:
-        await self._wait_for_its_moment(turn)
-        prompt = self._workload.prompt(turn)
-        hint = request_hint(turn, "demo") if self._hints else None
-        self._started[turn.index].set()
-        self._record.results[turn.index] = await self._client.stream(
-            prompt, turn.num_output_tokens, hint
-        )
-        self._ended[turn.index].set()
-        call = after_turn(turn, "demo") if self._hints else None
-        if call is not None:
-            group.create_task(self._client.control(call))
-
-    async def _wait_for_its_moment(self, turn: Turn) -> None:
         for index in turn.wait_for:
             await self._ended[index].wait()
         if turn.follows_start_of is not None:
             await self._started[turn.follows_start_of].wait()
+        group.create_task(self._harness.on_ready(turn))
         await asyncio.sleep(turn.gap_s)
+        prompt = self._workload.prompt(turn)
+        self._started[turn.index].set()
+        self._record.results[turn.index] = await self._client.stream(
+            prompt, turn.num_output_tokens, self._harness.hint(turn)
+        )
+        self._ended[turn.index].set()
+        group.create_task(self._harness.on_answer(turn))
+
+    async def _num_preemptions(self) -> int:
+        found = _PREEMPTIONS.search(await self._client.metrics())
+        return int(float(found[1])) if found else 0
 
     async def _watch(self) -> None:
         """Sample cache use and report progress until cancelled."""

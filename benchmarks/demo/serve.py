@@ -11,7 +11,7 @@ import time
 
 from benchmarks.demo.client import MODEL_NAME
 from benchmarks.demo.model import ensure_model
-from benchmarks.demo.server import demo_workload, make_server, pool_blocks
+from benchmarks.demo.server import ServerKind, demo_workload, make_server, pool_blocks
 
 _CHAT = {
     "model": MODEL_NAME,
@@ -66,7 +66,8 @@ def _serve(port: int) -> int:
     model = ensure_model()
     workload = demo_workload()
     blocks = pool_blocks(workload, 2 / 3)
-    with make_server(model, workload, blocks, hints=True, port=port) as server:
+    kind = ServerKind.HINTS
+    with make_server(model, workload, blocks, kind=kind, port=port) as server:
         print(f"ready: {server.url} (log: {server.log_path}; Ctrl-C stops it)\n")
         print(usage(server.url), flush=True)
         while server.is_running:

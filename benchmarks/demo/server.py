@@ -1,7 +1,8 @@
-"""The two servers that are compared: equal but for the two flags that make ours."""
+"""The three servers that are compared, equal in all flags but those that say what."""
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 
 from benchmarks.common import RESULTS_DIR, VllmServer, sam_flags
@@ -11,6 +12,29 @@ from benchmarks.demo.model import DEMO_MODEL
 from benchmarks.demo.workload import Workload, build_workload, load_trace
 
 BLOCK_SIZE = 32
+#: Host memory of each of our servers; a block of the demo's model is 384 KiB.
+HOST_BYTES = 192 << 20
+
+
+class ServerKind(enum.StrEnum):
+    """What serves the agents."""
+
+    #: vLLM as it comes.
+    STOCK = "stock"
+    #: Ours, told nothing: saves every block to host memory, a plain offloading cache.
+    TIER = "tier"
+    #: Ours, told what the agents' harness knows.
+    HINTS = "hints"
+
+    @property
+    def flags(self) -> list[str]:
+        """What this server is started with beside the flags of all of them."""
+        if self is ServerKind.STOCK:
+            return []
+        config: dict[str, object] = {"host_bytes": HOST_BYTES}
+        if self is ServerKind.TIER:
+            config["save_policy"] = "all"
+        return sam_flags(config)
 
 
 def demo_workload(num_rows: int = 200) -> Workload:
@@ -30,7 +54,7 @@ def pool_blocks(workload: Workload, fraction: float) -> int:
 
 
 def server_args(workload: Workload, num_blocks: int) -> list[str]:
-    """What both servers are started with.
+    """What all servers are started with.
 
     float32, because with bfloat16 the stock server's own greedy tokens depend on how
     much of a prompt it found in its cache (in 4 of 26 trials on the CPU build; none
@@ -60,13 +84,12 @@ def make_server(
     workload: Workload,
     num_blocks: int,
     *,
-    hints: bool,
+    kind: ServerKind,
     port: int | None = None,
 ) -> VllmServer:
-    name = f"{'hints' if hints else 'stock'}-{num_blocks}"
     return VllmServer(
         model,
-        [*server_args(workload, num_blocks), *(sam_flags() if hints else [])],
-        log_path=RESULTS_DIR / f"demo-server-{name}.log",
+        [*server_args(workload, num_blocks), *kind.flags],
+        log_path=RESULTS_DIR / f"demo-server-{kind}-{num_blocks}.log",
         port=port,
     )

@@ -12,7 +12,7 @@ Turns that overlapped an earlier turn of their agent follow its start instead.
 Sub-agents of one task share their first 8,000 recorded tokens. Side calls, which
 interrupt an agent's context and do not extend it, get tokens of their own. What the
 agent "said" is taken from the same stream and not from what the server generated,
-so that both servers receive identical prompts whatever they generate.
+so that all servers receive identical prompts whatever they generate.
 
 *What the harness knows* after each turn: a tool runs, children were spawned and the
 agent waits for them, the agent has ended, or the call was a side call.

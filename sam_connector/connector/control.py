@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from sam_connector.connector.tier.host_tier import HostTier
 from sam_connector.core.session_index import Context, Session
 from sam_connector.core.types import (
     Edit,
@@ -41,10 +42,12 @@ class ControlService:
 
     Args:
         host: the manager in its engine; ``None`` if session hints are off.
+        tier: the host tier; ``None`` if there is none.
     """
 
-    def __init__(self, host: SamHost | None) -> None:
+    def __init__(self, host: SamHost | None, tier: HostTier | None) -> None:
         self._host = host
+        self._tier = tier
         self._waiters: list[_Waiter] = []
         self._num_internal_errors = 0
 
@@ -125,6 +128,8 @@ class ControlService:
                 host.settle()
                 reply = wire.success(self.stats())
             case wire.Reset():
+                if self._tier is not None:
+                    self._tier.reset()
                 host.reset()
                 reply = wire.success({"reset": True})
         return reply.encode()
@@ -213,6 +218,8 @@ class ControlService:
         stats["waiters"] = len(self._waiters)
         stats["total_blocks"] = self._host.pool.num_blocks
         stats["free_blocks"] = self._host.pool.num_free_blocks
+        if self._tier is not None:
+            stats |= self._tier.stats()
         return stats
 
     def _describe(self, host: SamHost, session: Session) -> dict[str, Any]:
@@ -227,11 +234,16 @@ class ControlService:
             "parent": None if parent is None else parent.session_id,
             "children": [child.session_id for child in book.tree.children(key)],
             "contexts": contexts,
-            "blocks": {"gpu": held, "host": 0, "store": 0},
+            "blocks": {"gpu": held, "host": self._num_in_tier(key), "store": 0},
             "lease_s": max(leases, default=None),
             "running_requests": session.num_active,
             "operations": [result_to_wire(result) for result in operations],
         }
+
+    def _num_in_tier(self, key: SessionKey) -> int:
+        if self._tier is None:
+            return 0
+        return self._tier.query_residency(key, ()).num_blocks
 
     def _describe_context(self, host: SamHost, context: Context) -> dict[str, Any]:
         index = host.manager.book.index

@@ -1,8 +1,7 @@
 """``SAMConnector``: what ``--kv-transfer-config`` names.
 
 One class plays both of vLLM's roles, as its connector interface wants. The
-scheduler role hosts the session-aware manager; the worker role has nothing to do
-as long as no tier moves bytes.
+scheduler role decides everything; the worker role copies bytes.
 """
 
 from __future__ import annotations
@@ -12,15 +11,27 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from sam_connector.config import SamConfig
-from sam_connector.connector.metadata import EMPTY_METADATA
+from sam_connector.connector.metadata import (
+    EMPTY_METADATA,
+    RankHandshake,
+    SAMConnectorMetadata,
+    WorkerReport,
+)
 from sam_connector.connector.scheduler import SchedulerSide
+from sam_connector.connector.worker import WorkerSide
+from sam_connector.errors import ConfigurationError
 from sam_connector.vllm_adapter import compat, plugin
+from sam_connector.vllm_adapter.geometry import why_not_holdable
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +40,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 
@@ -46,6 +58,9 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
         IncompatibleEngineError: this vLLM is not supported.
     """
 
+    #: Where external hits come from, in vLLM's metrics.
+    _cache_hit_source = CacheHitSource.HOST
+
     def __init__(
         self,
         vllm_config: VllmConfig,
@@ -58,8 +73,12 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
         self.config = SamConfig.from_extra_config(
             self._kv_transfer_config.kv_connector_extra_config
         )
+        if self.config.host.is_enabled:
+            _check_load_failure_policy(self._kv_transfer_config)
         #: Set in the scheduler role, once the cache manager is bound.
         self.scheduler_side: SchedulerSide | None = None
+        #: Set in the worker role, once the KV cache is there, if a tier needs it.
+        self.worker_side: WorkerSide | None = None
         # Also when loaded through ``kv_connector_module_path``, without the plug-in.
         plugin.register()
 
@@ -74,7 +93,17 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
     @override
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        self.scheduler_side = SchedulerSide(kv_cache_manager, self.config)
+        self.scheduler_side = SchedulerSide(
+            kv_cache_manager, self.config, self._vllm_config, self._kv_cache_config
+        )
+
+    @override
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        ours = [m.num_slots for m in metadata.values() if isinstance(m, RankHandshake)]
+        if ours and self.scheduler_side is not None:
+            self.scheduler_side.set_num_slots(min(ours))
 
     @override
     def on_new_request(self, request: Request) -> None:
@@ -85,22 +114,33 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        return 0, False
+        if self.scheduler_side is None:
+            return 0, False
+        matched = self.scheduler_side.num_new_matched_tokens(
+            request, num_computed_tokens
+        )
+        return matched, bool(matched)
 
     @override
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         if self.scheduler_side is not None:
-            self.scheduler_side.on_blocks_assigned(request)
+            self.scheduler_side.on_blocks_assigned(request, blocks, num_external_tokens)
 
     @override
     def build_connector_meta(
         self, scheduler_output: SchedulerOutput
     ) -> KVConnectorMetadata:
-        if self.scheduler_side is not None:
-            self.scheduler_side.on_step()
-        return EMPTY_METADATA
+        if self.scheduler_side is None:
+            return EMPTY_METADATA
+        return self.scheduler_side.on_step()
+
+    @override
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, WorkerReport) and self.scheduler_side is not None:
+            self.scheduler_side.on_report(report)
 
     @override
     def request_finished(
@@ -118,7 +158,11 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
 
     @override
     def has_pending_push_work(self) -> bool:
-        return self.scheduler_side is not None and self.scheduler_side.has_waiters
+        return self.scheduler_side is not None and self.scheduler_side.has_pending_work
+
+    @override
+    def has_pending_block_frees(self) -> bool:
+        return self.scheduler_side is not None and self.scheduler_side.has_pinned_blocks
 
     def reset_cache(self) -> bool:
         """The cache's content is void, e.g. after a weight update."""
@@ -130,12 +174,45 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self.scheduler_side is not None:
             self.scheduler_side.shutdown()
+        if self.worker_side is not None:
+            self.worker_side.close()
 
     # --- worker role ----------------------------------------------------------------
 
     @override
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if not self.config.host.is_enabled or not kv_caches:
+            return
+        if why_not_holdable(self._vllm_config, self._kv_cache_config) is not None:
+            return  # the scheduler role says so, once
+        if self.worker_side is not None:
+            self.worker_side.close()
+        parallel = self._vllm_config.parallel_config
+        self.worker_side = WorkerSide(
+            kv_caches,
+            self._kv_cache_config,
+            self.config.host,
+            rank=parallel.rank % parallel.world_size,
+            num_ranks=parallel.world_size,
+        )
+
+    @override
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """What this rank has room for, where ranks may differ.
+
+        With one pipeline stage all ranks are alike, and nothing is said: behind a
+        ``MultiConnector`` only one connector is heard.
+        """
+        parallel = self._vllm_config.parallel_config
+        if self.worker_side is None or parallel.pipeline_parallel_size == 1:
+            return None
+        return self.worker_side.handshake
+
+    @override
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        return
+        metadata = self._copies()
+        if metadata is not None and self.worker_side is not None:
+            self.worker_side.start_loads(metadata)
 
     @override
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -153,4 +230,37 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
 
     @override
     def wait_for_save(self) -> None:
-        return
+        metadata = self._copies()
+        if metadata is not None and self.worker_side is not None:
+            self.worker_side.start_stores(metadata)
+
+    @override
+    def get_transfer_results(
+        self, finished_req_ids: set[str]
+    ) -> KVConnectorTransferResults:
+        if self.worker_side is None:
+            return KVConnectorTransferResults()
+        return self.worker_side.take_transfer_results()
+
+    @override
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return None if self.worker_side is None else self.worker_side.take_report()
+
+    def _copies(self) -> SAMConnectorMetadata | None:
+        """This step's metadata if it has copies to start."""
+        metadata = self._connector_metadata
+        if isinstance(metadata, SAMConnectorMetadata) and metadata.jobs:
+            return metadata
+        return None
+
+
+def _check_load_failure_policy(kv_transfer_config: Any) -> None:
+    """A load that fails must cost a prefill, not a request."""
+    policy = kv_transfer_config.kv_load_failure_policy
+    if policy != "recompute":
+        raise ConfigurationError(
+            [
+                "host_bytes needs kv_load_failure_policy to be recompute in "
+                f"--kv-transfer-config; it is {policy!r}"
+            ]
+        )

@@ -14,13 +14,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sam_connector.config import SamConfig, SamMode
 from sam_connector.connector.control import ControlService
+from sam_connector.connector.metadata import (
+    EMPTY_METADATA,
+    SAMConnectorMetadata,
+    WorkerReport,
+)
+from sam_connector.connector.tier.build import build_host_tier
+from sam_connector.connector.tier.host_tier import HostTier
 from sam_connector.core.tiers import SupportsSessionAwareKVManagement, live_tiers
 from sam_connector.protocol.results import result_to_wire
 from sam_connector.vllm_adapter import compat
 from sam_connector.vllm_adapter.host import SamHost
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
@@ -29,21 +38,37 @@ T = TypeVar("T")
 
 
 class SchedulerSide:
-    """Session management of one engine.
+    """Session management and host tier of one engine.
 
     Args:
         kv_cache_manager: the engine's.
         config: settings.
+        vllm_config: the engine's.
+        kv_cache_config: geometry of its cache.
 
     Attributes:
         host: the session-aware manager; ``None`` while it is switched off.
+        tier: the host tier; ``None`` while there is none.
     """
 
-    def __init__(self, kv_cache_manager: KVCacheManager, config: SamConfig) -> None:
+    def __init__(
+        self,
+        kv_cache_manager: KVCacheManager,
+        config: SamConfig,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+    ) -> None:
         self._kv_cache_manager = kv_cache_manager
+        self._config = config
+        self._engine_configs = vllm_config, kv_cache_config
         self._tiers: tuple[SupportsSessionAwareKVManagement, ...] | None = None
-        self.host = self._start(kv_cache_manager, config)
-        self._control = ControlService(self.host)
+        self.host: SamHost | None = None
+        self.tier: HostTier | None = None
+        if self._can_run():
+            self.tier = self._build_tier()
+            self.host = self._start(kv_cache_manager, config)
+        self._connect()
+        self._control = ControlService(self.host, self.tier)
 
     # --- what vLLM calls --------------------------------------------------------------
 
@@ -51,37 +76,91 @@ class SchedulerSide:
         if self.host is not None:
             self.guarded(self.host.on_request_added, request)
 
-    def on_blocks_assigned(self, request: Request) -> None:
+    def num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> int | None:
+        """Tokens that the host tier has beyond the local hit; changes nothing."""
+        if self.tier is None:
+            return 0
+        matched = self.guarded(
+            self.tier.num_new_matched_tokens, request, num_computed_tokens
+        )
+        return 0 if self.tier.is_abandoned else matched
+
+    def on_blocks_assigned(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        if self.tier is not None and num_external_tokens:
+            self.guarded(
+                self.tier.start_load,
+                request,
+                blocks.get_block_ids(),
+                num_external_tokens,
+            )
+            if self.tier.is_abandoned:
+                # The request waits for it all the same.
+                self.tier.fail_load(request.request_id)
         if self.host is not None:
             self.guarded(self.host.on_blocks_assigned, request)
 
-    def on_step(self) -> None:
+    def on_step(self) -> SAMConnectorMetadata:
+        """Does what is due; returns what the ranks are to copy."""
+        metadata = None
+        if self.tier is not None:
+            metadata = self.guarded(self.tier.on_step)
         if self.host is not None:
+            if self.tier is not None and self.tier.has_events:
+                self.guarded(self.host.hear_tiers)
             self.guarded(self.host.advance)
             if self._control.has_waiters:
                 self.guarded(self._control.answer_waiters)
+        return metadata or EMPTY_METADATA
+
+    def on_report(self, report: WorkerReport) -> None:
+        """Ranks are done with copies."""
+        if self.tier is not None:
+            self.guarded(self.tier.on_report, report.results)
 
     def on_request_finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]
     ) -> dict[str, Any] | None:
         """Returns the outcome of the hint's edits for the response, if it had any."""
-        if self.host is None:
-            return None
-        results = self.guarded(self.host.on_request_finished, request, block_ids)
+        results = None
+        if self.host is not None:
+            results = self.guarded(self.host.on_request_finished, request, block_ids)
+        if self.tier is not None:
+            self.guarded(self.tier.on_request_finished, request, block_ids)
         if not results:
             return None
         return {"agent_hint": {"results": [result_to_wire(r) for r in results]}}
 
     @property
-    def has_waiters(self) -> bool:
-        """Whether a client waits for an operation, so that steps must go on."""
-        return self._control.has_waiters
+    def has_pending_work(self) -> bool:
+        """Whether a copy is under way or a client waits, so that steps must go on."""
+        if self._control.has_waiters:
+            return True
+        return self.tier is not None and self.tier.has_pending_work
+
+    @property
+    def has_pinned_blocks(self) -> bool:
+        """Whether blocks will be given back once copies have ended."""
+        return self.tier is not None and self.tier.has_pinned_blocks
+
+    def set_num_slots(self, num_slots: int) -> None:
+        """Every rank has room for so many slots; heard before the first step."""
+        if self.tier is not None:
+            self.tier = self._build_tier(num_slots)
+            self._connect()
+            self._control = ControlService(self.host, self.tier)
 
     def control(self, payload: str, *, is_paused: bool) -> str | Future[str]:
         """Answers a control call; see ``protocol.control``."""
         return self._control.handle(payload, is_paused=is_paused)
 
     def reset(self) -> None:
+        """All cached content is void, in the engine and in the tier."""
+        if self.tier is not None:
+            self.guarded(self.tier.reset)
         if self.host is not None:
             self.guarded(self.host.reset)
 
@@ -91,22 +170,40 @@ class SchedulerSide:
 
     # --- internals --------------------------------------------------------------------
 
-    def _start(
-        self, kv_cache_manager: KVCacheManager, config: SamConfig
-    ) -> SamHost | None:
-        if config.sam is SamMode.OFF:
-            logger.info("session hints are switched off")
-            return None
-        if not kv_cache_manager.enable_caching:
+    def _can_run(self) -> bool:
+        if not self._kv_cache_manager.enable_caching:
             logger.warning("session hints need prefix caching, which is off")
-            return None
-        missing = compat.missing_internals(kv_cache_manager)
+            return False
+        missing = compat.missing_internals(self._kv_cache_manager)
         if missing:
             logger.error(
                 "session hints are off: this vLLM (%s) has changed %s",
                 compat.vllm_version(),
                 ", ".join(missing),
             )
+        return not missing
+
+    def _build_tier(self, num_slots: int | None = None) -> HostTier | None:
+        vllm_config, kv_cache_config = self._engine_configs
+        return build_host_tier(
+            vllm_config,
+            kv_cache_config,
+            self._kv_cache_manager,
+            self._config.host,
+            max_protected_fraction=self._config.limits.max_protected_fraction,
+            num_slots=num_slots,
+        )
+
+    def _connect(self) -> None:
+        """The tier keeps slots for the sessions that the manager knows."""
+        if self.tier is not None and self.host is not None:
+            self.tier.state.directory = self.host.manager
+
+    def _start(
+        self, kv_cache_manager: KVCacheManager, config: SamConfig
+    ) -> SamHost | None:
+        if config.sam is SamMode.OFF:
+            logger.info("session hints are switched off")
             return None
         host = SamHost(kv_cache_manager, config, tiers=self._find_tiers)
         host.pool.guard_callbacks(self.guarded)
@@ -122,10 +219,15 @@ class SchedulerSide:
         are bound one after the other.
         """
         if self._tiers is None:
-            self._tiers = tuple(
-                tier
-                for tier in live_tiers()
-                if getattr(tier, "_kv_cache_manager", None) is self._kv_cache_manager
+            own = () if self.tier is None else (self.tier,)
+            self._tiers = (
+                *own,
+                *(
+                    tier
+                    for tier in live_tiers()
+                    if getattr(tier, "_kv_cache_manager", None)
+                    is self._kv_cache_manager
+                ),
             )
         return self._tiers
 
@@ -142,3 +244,5 @@ class SchedulerSide:
             self.host.abandon()
             self.host = None
             self._control.switch_off()
+        if self.tier is not None:
+            self.tier.abandon()

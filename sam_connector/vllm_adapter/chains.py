@@ -45,6 +45,13 @@ class ChainReader:
         """Tokens per logical block of a session's context."""
         return next(iter(self.block_sizes.values()), 0)
 
+    def hashes(self, request: Request, group_id: GroupId) -> Sequence[BlockHash]:
+        """Content of the request's full blocks in one group."""
+        hashes = resolve_block_hashes(
+            request.block_hashes, self._hash_block_size, self.block_sizes[group_id]
+        )
+        return cast("Sequence[BlockHash]", hashes)
+
     def assigned(
         self, request: Request, block_ids: Sequence[Sequence[int]]
     ) -> dict[GroupId, Chain]:
@@ -73,15 +80,13 @@ class ChainReader:
     ) -> dict[GroupId, Chain]:
         chains = {}
         for group_id, block_size in self.block_sizes.items():
-            hashes = resolve_block_hashes(
-                request.block_hashes, self._hash_block_size, block_size
-            )
+            hashes = self.hashes(request, group_id)
             ids = block_ids[group_id] if group_id < len(block_ids) else ()
             limit = len(hashes)
             if num_tokens is not None:
                 limit = min(limit, num_tokens // block_size)
             chains[group_id] = Chain(
-                hashes=cast("Sequence[BlockHash]", hashes),
+                hashes=hashes,
                 block_ids=cast("Sequence[BlockId]", ids[:limit]),
                 num_passed=_num_leading_nulls(ids[:limit]),
             )

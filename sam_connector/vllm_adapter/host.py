@@ -135,6 +135,10 @@ class SamHost:
             again = self.manager.advance(now)
             self._next_advance = now if again else now + TICK_S
 
+    def hear_tiers(self) -> None:
+        """A tier in this process has something to say."""
+        self.manager.advance(self._clock.now())
+
     def on_shortage(self, num_missing: int) -> None:
         """An allocation is about to break into claimed blocks."""
         self.manager.relieve(num_missing, self._clock.now())

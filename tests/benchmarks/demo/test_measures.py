@@ -57,9 +57,11 @@ def test_recomputed_is_what_a_cache_could_have_saved() -> None:
         )
         for i, (ttft_s, cached) in enumerate([(0.1, 0), (0.3, 96), (0.2, 64)])
     }
-    measures = measure(RunRecord(results=results), workload, 32)
+    record = RunRecord(results=results, saved_bytes=3, loaded_bytes=4)
+    measures = measure(record, workload, 32)
     assert measures.uncached_tokens == 600 - 160
     # The third could have had 192 of the second's 200 tokens and had 64.
     assert measures.recomputed_tokens == 192 - 64
     assert measures.ttft_mean_s == pytest.approx(0.2)
     assert measures.cached_rate == pytest.approx(160 / 600)
+    assert measures.bytes_moved == 3 + 4

@@ -1,0 +1,95 @@
+"""Puts a host tier together for an engine, or says why there is none."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sam_connector.config import HostTierConfig
+from sam_connector.connector.tier.host_tier import HostTier
+from sam_connector.connector.tier.jobs import JobTable
+from sam_connector.connector.tier.state import TierState
+from sam_connector.core.clock import MonotonicClock
+from sam_connector.core.slot_pool import SlotPool
+from sam_connector.core.tier_contexts import TierContexts
+from sam_connector.transfer.layout import SLOT_ALIGNMENT
+from sam_connector.vllm_adapter.chains import ChainReader
+from sam_connector.vllm_adapter.geometry import (
+    record_bytes,
+    region_specs,
+    why_not_holdable,
+)
+from sam_connector.vllm_adapter.gpu_cache import GpuCache
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
+
+#: Steps whose allocations demotion stays ahead of.
+_DEMOTION_STEPS = 2
+
+
+def build_host_tier(
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    kv_cache_manager: KVCacheManager,
+    config: HostTierConfig,
+    *,
+    max_protected_fraction: float,
+    num_slots: int | None = None,
+) -> HostTier | None:
+    """The tier of an engine; ``None`` if it is off or cannot hold this model.
+
+    Args:
+        vllm_config: the engine's.
+        kv_cache_config: geometry of the cache, as the first rank has it.
+        kv_cache_manager: the engine's, with its block pool.
+        config: settings.
+        max_protected_fraction: share of the slots that leases may protect.
+        num_slots: what every rank has room for, where that is known.
+    """
+    if not config.is_enabled or not kv_cache_manager.enable_caching:
+        return None
+    reason = why_not_holdable(vllm_config, kv_cache_config, kv_cache_manager)
+    if reason is not None:
+        logger.warning("this model is served without the host tier: %s", reason)
+        return None
+    num_ranks = vllm_config.parallel_config.world_size
+    records = {
+        group_id: record_bytes(specs)
+        for group_id, specs in region_specs(kv_cache_config).items()
+    }
+    if num_slots is None:
+        slot_bytes = -(-max(records.values()) // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        num_slots = config.host_bytes // num_ranks // slot_bytes
+    if not num_slots:
+        return None  # the ranks have refused to start
+    chains = ChainReader(kv_cache_manager)
+    slots = SlotPool(num_slots)
+    pool = kv_cache_manager.block_pool
+    largest = max(records.values()) * num_ranks
+    state = TierState(
+        gpu=GpuCache(pool, chains.block_sizes, reserve=config.prefetch_reserve),
+        slots=slots,
+        contexts=TierContexts(
+            slots, max_protected=int(num_slots * max_protected_fraction)
+        ),
+        jobs=JobTable(num_ranks),
+        config=config,
+        clock=MonotonicClock(),
+        block_bytes={group_id: size * num_ranks for group_id, size in records.items()},
+        max_inflight_blocks=max(
+            1, min(config.max_inflight_bytes // largest, pool.num_gpu_blocks // 4)
+        ),
+    )
+    scheduler = vllm_config.scheduler_config
+    window = -(-scheduler.max_num_batched_tokens // chains.primary_block_size)
+    logger.info("host tier of %d blocks, save policy %s", num_slots, config.save_policy)
+    return HostTier(
+        state,
+        chains,
+        demotion_window=min(_DEMOTION_STEPS * window, pool.num_gpu_blocks // 2),
+    )

@@ -1,0 +1,399 @@
+"""The host tier: blocks in pinned host memory, by content.
+
+Three parts decide what is copied (``operations``, ``saves``, ``loads``); this one
+starts nothing itself. It takes the ends of copies, keeps slots, the engine's blocks
+and sessions in line with them, and is what the session-aware manager drives.
+
+Scheduler thread only. Blocks of the engine are taken, given back or renamed in
+control calls, while a step's metadata is built, and when a step's output is taken,
+never while vLLM looks a request up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from sam_connector.config import SavePolicy
+from sam_connector.connector.metadata import RankResult, SAMConnectorMetadata
+from sam_connector.connector.tier.jobs import Job
+from sam_connector.connector.tier.loads import RequestLoads
+from sam_connector.connector.tier.operations import Offload, Operation, Prefetch
+from sam_connector.connector.tier.saves import Saver
+from sam_connector.connector.tier.state import TierState
+from sam_connector.core.tiers import (
+    ContextBlocks,
+    OperationHandle,
+    Residency,
+    SupportsSessionAwareKVManagement,
+    TierEvent,
+    TierEventType,
+)
+from sam_connector.core.types import EditStatus, EditType, SessionKey
+from sam_connector.errors import IntegrityError
+from sam_connector.transfer.contract import Direction
+from sam_connector.vllm_adapter.chains import ChainReader
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+#: Offloads and prefetches under way at once; more are rejected.
+_MAX_OPERATIONS = 256
+
+
+class HostTier(SupportsSessionAwareKVManagement):
+    """The tier as the engine and the session-aware manager see it.
+
+    Args:
+        state: slots, jobs and the engine's cache.
+        chains: reads requests' hashes.
+        demotion_window: see ``Saver``.
+    """
+
+    def __init__(
+        self, state: TierState, chains: ChainReader, *, demotion_window: int
+    ) -> None:
+        self.state = state
+        self._chains = chains
+        self._saver = Saver(state, demotion_window=demotion_window)
+        self._loads = RequestLoads(state, chains)
+        self._operations: list[Operation] = []
+        self._events: list[TierEvent] = []
+        #: Contexts of requests that are about to be reported as finished.
+        self._contexts_of: dict[str, tuple[SessionKey, int]] = {}
+        #: Nothing is decided any more; copies under way are waited for.
+        self.is_abandoned = False
+
+    # --- what the engine's scheduler calls ----------------------------------------
+
+    def num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> int | None:
+        if self.is_abandoned:
+            return 0
+        return self._loads.num_new_matched_tokens(request, num_computed_tokens)
+
+    def start_load(
+        self, request: Request, block_ids: Sequence[Sequence[int]], num_tokens: int
+    ) -> None:
+        self._loads.start(request, block_ids, num_tokens)
+
+    def fail_load(self, request_id: str) -> None:
+        """The request waits for a load that could not be planned: let it compute."""
+        self.state.jobs.start(
+            Direction.LOAD,
+            (),
+            generation=self.state.generation,
+            request_id=request_id,
+        )
+
+    def on_request_finished(
+        self, request: Request, block_ids: Sequence[Sequence[int]]
+    ) -> None:
+        """A request is done and still has its blocks."""
+        if self.is_abandoned:
+            return
+        self._loads.on_request_finished(request.request_id)
+        context = self._contexts_of.pop(request.request_id, None)
+        if self._saver.policy is not SavePolicy.ALL:
+            return
+        gpu = self.state.gpu
+        chains = self._chains.computed(request, block_ids)
+        self._saver.save_finished(
+            (
+                ((group_id, block_hash), gpu.block(block_id))
+                for group_id, chain in chains.items()
+                for block_hash, block_id in zip(
+                    chain.hashes, chain.block_ids, strict=False
+                )
+            ),
+            context,
+        )
+
+    def on_step(self) -> SAMConnectorMetadata:
+        """Plans copies; returns what the ranks are to start in this step."""
+        if self.is_abandoned:
+            return self.state.jobs.take_metadata()
+        self._advance_operations()
+        self._saver.on_step()
+        return self.state.jobs.take_metadata()
+
+    def on_report(self, results: Iterable[RankResult]) -> None:
+        """Ranks are done with copies."""
+        for job in self.state.jobs.report(results):
+            if self.is_abandoned:
+                self._give_back(job)
+            elif job.direction is Direction.STORE:
+                self._on_stored(job)
+            else:
+                self._on_loaded(job)
+            for operation, num_blocks in job.waiters.items():
+                if not operation.has_ended:
+                    operation.on_copied(job, num_blocks)
+        self._end_operations()
+
+    @property
+    def has_events(self) -> bool:
+        """Whether the session-aware manager has something to hear."""
+        return bool(self._events)
+
+    @property
+    def has_pending_work(self) -> bool:
+        """A copy is under way or somebody is owed an answer: steps must go on."""
+        return bool(len(self.state.jobs) or self._operations or self._events)
+
+    @property
+    def has_pinned_blocks(self) -> bool:
+        """Blocks of the engine will be given back once copies have ended."""
+        return self.state.gpu.num_pins > 0
+
+    def abandon(self) -> None:
+        """Something here is broken: nothing is decided from now on.
+
+        Ranks still copy what they were told to, so what they read and write is
+        given back only once they are done.
+        """
+        if self.is_abandoned:
+            return
+        self.is_abandoned = True
+        operations, self._operations = self._operations, []
+        self._events.clear()
+        for operation in operations:
+            self.state.gpu.unpin(operation.take_pins())
+
+    def reset(self) -> None:
+        """All content is void. Copies under way end, and come to nothing."""
+        state = self.state
+        state.generation += 1
+        state.contexts.clear()
+        state.slots.clear()
+        self._saver.clear()
+
+    # --- what the session-aware manager calls -----------------------------------------
+
+    @property
+    @override
+    def session_capabilities(self) -> frozenset[EditType]:
+        return frozenset(EditType)
+
+    @override
+    def register_cache(
+        self,
+        session: SessionKey,
+        request_id: str,
+        contents: Callable[[], ContextBlocks],
+    ) -> None:
+        if self._saver.policy is SavePolicy.ALL:
+            self._contexts_of[request_id] = session, contents().context_id
+
+    @override
+    def offload(
+        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> OperationHandle:
+        return self._open(Offload(self.state, operation_id, session, contexts))
+
+    @override
+    def prefetch(
+        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> OperationHandle:
+        return self._open(Prefetch(self.state, operation_id, session, contexts))
+
+    @override
+    def evict(
+        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> OperationHandle:
+        for context in contexts:
+            if context.is_whole:
+                self._cancel(session)
+                self.state.contexts.release(session, context.context_id, front=True)
+            else:
+                start = context.block_start
+                length = max(map(len, context.block_hashes.values()), default=0)
+                self.state.contexts.release_range(
+                    session, context.context_id, start, start + length
+                )
+        return OperationHandle(status=EditStatus.COMPLETED)
+
+    @override
+    def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
+        self.state.contexts.set_lease(session, context_id, deadline)
+
+    @override
+    def release(self, session: SessionKey, context_id: int) -> None:
+        self.state.contexts.release(session, context_id)
+
+    @override
+    def query_residency(
+        self, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> Residency:
+        return Residency(tier="host", num_blocks=self.state.contexts.num_held(session))
+
+    @override
+    def take_session_events(self) -> Sequence[TierEvent]:
+        events, self._events = self._events, []
+        return events
+
+    # --- state ----------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int]:
+        state = self.state
+        return {
+            "host_slots": state.slots.num_slots,
+            "host_used_slots": state.slots.num_used,
+            "host_held_slots": state.contexts.num_claimed,
+            "host_pinned_slots": state.slots.num_pinned,
+            "host_displaced": state.slots.num_displaced,
+            "gpu_pinned_blocks": state.gpu.num_pins,
+            "jobs_in_flight": len(state.jobs),
+            "operations_open": len(self._operations),
+            "queued_saves": self._saver.num_queued,
+            "late_reports": state.jobs.num_late,
+            **{
+                name: state.counts[name]
+                for name in (
+                    "external_hit_requests",
+                    "external_hit_tokens",
+                    "loads_without_content",
+                    "failed_copies",
+                    "saves_dropped",
+                )
+            },
+        }
+
+    def check_integrity(self) -> None:
+        """Raises ``IntegrityError`` if any two accounts disagree. For tests."""
+        state = self.state
+        state.slots.check_integrity()
+        state.contexts.check_integrity()
+        pins: dict[int, int] = {}
+        for job in state.jobs.open_jobs().values():
+            for slot in job.slots:
+                pins[slot.block_id] = pins.get(slot.block_id, 0) + 1
+        for slot in state.slots.blocks[1:]:
+            if slot.num_pins != pins.get(slot.block_id, 0):
+                raise IntegrityError(f"slot {slot.index}: {slot.num_pins} pins")
+        if not len(state.jobs) and not self._operations and state.gpu.num_pins:
+            raise IntegrityError(f"{state.gpu.num_pins} blocks pinned by nobody")
+
+    # --- internals --------------------------------------------------------------------
+
+    def _open(self, operation: Operation) -> OperationHandle:
+        if len(self._operations) >= _MAX_OPERATIONS:
+            reason = f"{_MAX_OPERATIONS} operations are under way"
+            return OperationHandle(status=EditStatus.REJECTED, reason=reason)
+        # Begun in the next step: an edit may come with a request that ends while
+        # the scheduler is at work, when no block may change hands.
+        self._operations.append(operation)
+        return OperationHandle(status=EditStatus.ACCEPTED)
+
+    def _advance_operations(self) -> None:
+        # Loads before stores: somebody is about to need them.
+        for kind in (Prefetch, Offload):
+            for operation in self._operations:
+                if isinstance(operation, kind) and operation.has_more:
+                    budget = self.state.budget
+                    if budget > 0:
+                        operation.advance(budget)
+        self._end_operations()
+
+    def _end_operations(self) -> None:
+        open_operations = []
+        for operation in self._operations:
+            if operation.has_more or operation.num_pending:
+                open_operations.append(operation)
+            else:
+                self._report(operation, operation.end())
+        self._operations = open_operations
+
+    def _cancel(self, session: SessionKey) -> None:
+        open_operations = []
+        for operation in self._operations:
+            if operation.session == session:
+                self._report(operation, operation.cancel())
+            else:
+                open_operations.append(operation)
+        self._operations = open_operations
+
+    def _report(self, operation: Operation, handle: OperationHandle) -> None:
+        self._events.append(
+            TierEvent(
+                type=TierEventType.OPERATION,
+                operation_id=operation.operation_id,
+                handle=handle,
+            )
+        )
+
+    def _give_back(self, job: Job) -> None:
+        if job.request_id is None:
+            self.state.gpu.unpin(job.blocks)
+
+    def _on_stored(self, job: Job) -> None:
+        state = self.state
+        is_current = job.generation == state.generation
+        is_wanted = job.is_policy or any(not op.has_ended for op in job.waiters)
+        if job.error is not None:
+            state.counts["failed_copies"] += 1
+        elif is_current and is_wanted:
+            for copy in job.copies:
+                state.slots.publish(copy.slot, copy.content)
+            state.keep(job.contexts)
+            self._count(TierEventType.SAVE, job)
+        # Tails first in line, as everywhere.
+        state.slots.unpin(job.slots[::-1])
+        state.gpu.unpin(job.blocks)
+
+    def _on_loaded(self, job: Job) -> None:
+        if job.error is not None:
+            self.state.counts["failed_copies"] += 1
+        else:
+            self._count(TierEventType.LOAD, job)
+        if job.request_id is not None:
+            self._loads.on_job_ended(job)
+        else:
+            self._on_prefetched(job)
+
+    def _on_prefetched(self, job: Job) -> None:
+        state = self.state
+        owner = next(
+            (op for op in job.waiters if isinstance(op, Prefetch) and not op.has_ended),
+            None,
+        )
+        state.slots.unpin(job.slots[::-1])
+        if job.error is not None:
+            for content in job.contents:
+                state.slots.forget(content)
+        if job.error is not None or job.generation != state.generation or owner is None:
+            state.gpu.unpin(job.blocks)
+            return
+        pins: list[Any] = []
+        dropped: list[Any] = []
+        for copy in job.copies:
+            present = state.gpu.find(copy.content)
+            if present is None:
+                state.gpu.publish(copy.block, copy.content, copy.block_index)
+                pins.append(copy.block)
+            else:
+                # A request has computed it meanwhile: its block is the one to keep.
+                state.gpu.pin([present])
+                pins.append(present)
+                dropped.append(copy.block)
+        state.gpu.unpin(dropped)
+        owner.take_over(pins)
+
+    def _count(self, kind: TierEventType, job: Job) -> None:
+        """Adds to the latest event, so that a busy step makes few of them."""
+        num_bytes = self.state.num_bytes(job.copies)
+        last = self._events[-1] if self._events else None
+        if last is not None and last.type is kind:
+            self._events[-1] = dataclasses.replace(
+                last,
+                num_blocks=last.num_blocks + len(job.copies),
+                num_bytes=last.num_bytes + num_bytes,
+            )
+            return
+        self._events.append(
+            TierEvent(type=kind, num_blocks=len(job.copies), num_bytes=num_bytes)
+        )

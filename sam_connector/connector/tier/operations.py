@@ -1,0 +1,338 @@
+"""Offload and prefetch: what clients ask for, carried out step by step.
+
+An operation works through its blocks in the order of the sequence, as far as the
+budget for copies allows in each step, so that a large one neither holds the whole
+pool nor keeps others waiting. It ends once nothing of it is left or under way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from sam_connector.connector.tier.jobs import Copy, Job
+from sam_connector.connector.tier.state import TierState
+from sam_connector.core.slot_pool import Content
+from sam_connector.core.tiers import ContextBlocks, OperationHandle
+from sam_connector.core.types import BlockCounts, EditStatus, SessionKey
+from sam_connector.transfer.contract import Direction
+
+
+class _Block(NamedTuple):
+    """A block of a context: its content, and its position in the sequence."""
+
+    content: Content
+    block_index: int
+
+
+class Operation(ABC):
+    """One offload or prefetch under way.
+
+    Attributes:
+        operation_id: the client's handle.
+        session: whose.
+        context_ids: of its contexts.
+        num_pending: blocks that jobs work on.
+        has_ended: nothing more will come of it.
+    """
+
+    def __init__(
+        self,
+        state: TierState,
+        operation_id: str,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+    ) -> None:
+        self._state = state
+        self.operation_id = operation_id
+        self.session = session
+        self.context_ids = [context.context_id for context in contexts]
+        self.num_pending = 0
+        self.has_ended = False
+        self._reason: str | None = None
+        self._num_requested = sum(
+            len(hashes)
+            for context in contexts
+            for hashes in context.block_hashes.values()
+        )
+        self._num_done = 0
+        self._num_already = 0
+        self._num_bytes = 0
+
+    @property
+    @abstractmethod
+    def has_more(self) -> bool:
+        """Whether there are blocks that nothing works on yet."""
+
+    @abstractmethod
+    def advance(self, budget: int) -> None:
+        """Starts up to ``budget`` more copies."""
+
+    @abstractmethod
+    def on_copied(self, job: Job, num_blocks: int) -> None:
+        """A job is done with so many blocks of the operation, or has failed."""
+
+    def end(self) -> OperationHandle:
+        """Nothing is left to do; gives back what is held and says how it went."""
+        self.has_ended = True
+        self._let_go()
+        num_had = self._num_done + self._num_already
+        if self._num_requested and not num_had:
+            status = EditStatus.REJECTED
+        elif num_had < self._num_requested:
+            status = EditStatus.PARTIAL
+        else:
+            status = EditStatus.COMPLETED
+        return OperationHandle(
+            status=status,
+            blocks=BlockCounts(
+                requested=self._num_requested,
+                done=self._num_done,
+                already=self._num_already,
+                missing=max(0, self._num_requested - num_had),
+            ),
+            num_bytes=self._num_bytes,
+            reason=self._explanation(status),
+            is_safe=self._is_safe(),
+        )
+
+    def cancel(self) -> OperationHandle:
+        """The session was evicted; what is under way comes to nothing."""
+        self._reason = "cancelled by evict"
+        handle = self.end()
+        return OperationHandle(
+            status=EditStatus.REJECTED, blocks=handle.blocks, reason=self._reason
+        )
+
+    def take_pins(self) -> list[Any]:
+        """Returns and forgets the engine's blocks that the operation holds."""
+        return []
+
+    def _explanation(self, status: EditStatus) -> str | None:
+        if status is EditStatus.COMPLETED:
+            return None
+        return self._reason or "some blocks are in no cache any more"
+
+    def _is_safe(self) -> bool:
+        return False
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Gives back what the operation itself holds."""
+
+    def _count(self, job: Job, num_blocks: int) -> bool:
+        """Adds what a job has done for the operation; whether it did."""
+        if job.error is not None or job.generation != self._state.generation:
+            self._reason = job.error or "the cache was reset"
+            return False
+        if job.owner is self:
+            self._num_done += num_blocks
+            self._num_bytes += self._state.num_bytes(job.copies)
+        else:
+            self._num_already += num_blocks
+        return True
+
+    def _wait_for(self, job: Job, num_blocks: int = 1) -> None:
+        job.waiters[self] = job.waiters.get(self, 0) + num_blocks
+        self.num_pending += num_blocks
+
+
+class Offload(Operation):
+    """Copies what the engine has of a session to the tier."""
+
+    def __init__(
+        self,
+        state: TierState,
+        operation_id: str,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+    ) -> None:
+        super().__init__(state, operation_id, session, contexts)
+        self._todo = deque(_distinct(_blocks(contexts)))
+        self._num_requested = len(self._todo)
+        self._num_lost = 0
+
+    @property
+    @override
+    def has_more(self) -> bool:
+        return bool(self._todo)
+
+    @override
+    def advance(self, budget: int) -> None:
+        state = self._state
+        sources: list[tuple[Content, Any]] = []
+        while self._todo and len(sources) < budget:
+            content = self._todo[0].content
+            if content in state.slots:
+                self._num_already += 1
+            elif content in state.jobs.storing:
+                self._wait_for(state.jobs.storing[content])
+            elif (block := state.gpu.find(content)) is not None:
+                sources.append((content, block))
+            self._todo.popleft()
+        if not sources:
+            return
+        owners = {(self.session, context_id) for context_id in self.context_ids}
+        job, num_stored = state.store(sources, contexts=owners, owner=self)
+        if job is not None:
+            self._wait_for(job, num_stored)
+        elif not len(state.jobs):
+            self._num_lost += len(sources) + len(self._todo)
+            self._reason = "the host tier is full of leased contexts"
+            self._todo.clear()
+            return
+        # For lack of slots; copies under way will give some back.
+        rest = [_Block(content, 0) for content, _ in sources[num_stored:]]
+        self._todo.extendleft(reversed(rest))
+
+    @override
+    def on_copied(self, job: Job, num_blocks: int) -> None:
+        self.num_pending -= num_blocks
+        if self._count(job, num_blocks):
+            return
+        self._num_lost += num_blocks
+
+    @override
+    def _is_safe(self) -> bool:
+        return self._num_lost == 0
+
+    @override
+    def _let_go(self) -> None:
+        self._todo.clear()
+        if not self._num_lost:
+            owners = [(self.session, context_id) for context_id in self.context_ids]
+            self._state.keep(owners)
+
+
+class Prefetch(Operation):
+    """Brings a session back into the engine's prefix cache.
+
+    What is there already is pinned first: taking blocks for the rest might
+    otherwise displace the very prefix that the rest continues.
+    """
+
+    def __init__(
+        self,
+        state: TierState,
+        operation_id: str,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+    ) -> None:
+        super().__init__(state, operation_id, session, contexts)
+        self._chains = deque(
+            deque(_blocks([context], only=group_id))
+            for context in contexts
+            for group_id in context.block_hashes
+        )
+        #: The engine's blocks of the context, in the order of the sequence.
+        self._pins: list[Any] = []
+        self._is_cancelled = False
+
+    @property
+    @override
+    def has_more(self) -> bool:
+        return any(self._chains)
+
+    @override
+    def advance(self, budget: int) -> None:
+        copies: list[tuple[_Block, Any]] = []
+        while self._chains and len(copies) < budget:
+            if self._chains[0]:
+                self._advance_chain(self._chains[0], copies, budget)
+            if not self._chains[0]:
+                self._chains.popleft()
+        if copies:
+            self._load(copies)
+
+    @override
+    def on_copied(self, job: Job, num_blocks: int) -> None:
+        self.num_pending -= num_blocks
+        self._count(job, num_blocks)
+
+    def take_over(self, blocks: Sequence[Any]) -> None:
+        """Blocks that were loaded and published, pinned until the operation ends."""
+        self._pins.extend(blocks)
+
+    @override
+    def cancel(self) -> OperationHandle:
+        self._is_cancelled = True
+        return super().cancel()
+
+    @override
+    def _let_go(self) -> None:
+        self._chains.clear()
+        if not self._is_cancelled:
+            for context_id in self.context_ids:
+                self._state.directory.restore(
+                    self.session, context_id, self._state.gpu.find_id
+                )
+        self._state.gpu.unpin(self.take_pins())
+
+    @override
+    def take_pins(self) -> list[Any]:
+        pins, self._pins = self._pins, []
+        return pins
+
+    def _advance_chain(
+        self, chain: deque[_Block], copies: list[tuple[_Block, Any]], budget: int
+    ) -> None:
+        """Goes on with one sequence, up to the first block that is nowhere."""
+        state = self._state
+        while chain and len(copies) < budget:
+            content = chain[0].content
+            if (block := state.gpu.find(content)) is not None:
+                state.gpu.pin([block])
+                self._pins.append(block)
+                self._num_already += 1
+            elif content in state.jobs.loading:
+                self._wait_for(state.jobs.loading[content])
+            elif (slot := state.slots.get(content)) is not None:
+                copies.append((chain[0], slot))
+            else:
+                chain.clear()  # without it, what follows is no prefix
+                return
+            chain.popleft()
+
+    def _load(self, wanted: list[tuple[_Block, Any]]) -> None:
+        state = self._state
+        num_blocks = state.gpu.num_takeable(len(wanted))
+        if num_blocks < len(wanted):
+            self._reason = "no room in the engine's cache beyond the reserve"
+            self._chains.clear()
+            wanted = wanted[:num_blocks]
+        if not wanted:
+            return
+        slots = [slot for _, slot in wanted]
+        state.slots.pin(slots)
+        blocks = state.gpu.take(num_blocks)
+        job = state.jobs.start(
+            Direction.LOAD,
+            [
+                Copy(block.content, taken, slot, block.block_index)
+                for (block, slot), taken in zip(wanted, blocks, strict=True)
+            ],
+            generation=state.generation,
+            deadline=state.clock.now() + state.config.max_load_wait_s,
+            owner=self,
+        )
+        self._wait_for(job, num_blocks)
+
+
+def _blocks(
+    contexts: Sequence[ContextBlocks], only: int | None = None
+) -> Iterator[_Block]:
+    """The blocks of contexts, each context in the order of its sequence."""
+    for context in contexts:
+        for group_id, hashes in context.block_hashes.items():
+            if only is None or group_id == only:
+                for index, block_hash in enumerate(hashes, context.block_start):
+                    yield _Block((group_id, block_hash), index)
+
+
+def _distinct(blocks: Iterator[_Block]) -> list[_Block]:
+    """Contexts of one session share a prefix; it is copied once."""
+    return list({block.content: block for block in blocks}.values())

@@ -1,0 +1,127 @@
+"""Copies to the tier that nobody asked for: the save policy."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from sam_connector.config import SavePolicy
+from sam_connector.connector.tier.state import TierState
+from sam_connector.core.slot_pool import Content
+from sam_connector.core.types import SessionKey
+from sam_connector.vllm_adapter.gpu_cache import content_of
+
+#: Blocks that wait to be saved; beyond that the oldest are not saved.
+_MAX_BACKLOG = 65_536
+
+
+class Saver:
+    """Decides what is saved when.
+
+    ``all`` saves every full block once its request has completed. ``hinted`` saves
+    ahead of need: when few unclaimed blocks are left, the session blocks that would
+    be lost next are copied while they are still there, so that breaking a claim
+    costs a copy back and not a prefill.
+
+    Args:
+        state: of the tier.
+        demotion_window: how many blocks the engine may allocate before the next
+            copies have ended: with fewer unclaimed ones, demotion begins.
+    """
+
+    def __init__(self, state: TierState, *, demotion_window: int) -> None:
+        self._state = state
+        self._window = demotion_window
+        self._backlog: deque[tuple[Content, tuple[SessionKey, int] | None]] = deque()
+
+    @property
+    def policy(self) -> SavePolicy:
+        return self._state.config.save_policy
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._backlog)
+
+    def save_finished(
+        self,
+        blocks: Iterable[tuple[Content, Any]],
+        context: tuple[SessionKey, int] | None,
+    ) -> None:
+        """Saves the computed blocks of a request, which still has them.
+
+        What exceeds the budget is queued, and saved if it is still there by then.
+
+        Args:
+            blocks: content and block, as the request's tables say.
+            context: whose blocks these are, if they are a session's.
+        """
+        state = self._state
+        wanted = [
+            (content, block)
+            for content, block in blocks
+            if state.is_wanted(content) and state.gpu.holds(block, content)
+        ]
+        budget = max(0, state.budget)
+        self._store(wanted[:budget], set() if context is None else {context})
+        for content, _ in wanted[budget:]:
+            if len(self._backlog) >= _MAX_BACKLOG:
+                self._backlog.popleft()
+                state.counts["saves_dropped"] += 1
+            self._backlog.append((content, context))
+
+    def on_step(self) -> None:
+        if self._backlog:
+            self._save_queued()
+        if self.policy is SavePolicy.HINTED:
+            self._demote()
+
+    def _save_queued(self) -> None:
+        """Starts what fits into the budget; what is gone by now is not saved."""
+        state, backlog = self._state, self._backlog
+        budget = state.budget
+        sources: list[tuple[Content, Any]] = []
+        contexts: set[tuple[SessionKey, int]] = set()
+        chosen: set[Content] = set()
+        while backlog and len(sources) < budget:
+            content, context = backlog.popleft()
+            block = None
+            if content not in chosen and state.is_wanted(content):
+                block = state.gpu.find(content)
+            if block is not None:
+                sources.append((content, block))
+                chosen.add(content)
+                if context is not None:
+                    contexts.add(context)
+        self._store(sources, contexts)
+
+    def clear(self) -> None:
+        self._backlog.clear()
+
+    def _demote(self) -> None:
+        state = self._state
+        num_looked_at = self._window - state.gpu.num_unclaimed
+        if num_looked_at <= 0:
+            return
+        budget = state.budget
+        sources: list[tuple[Content, Any]] = []
+        contexts: set[tuple[SessionKey, int]] = set()
+        for position, block in enumerate(state.gpu.retained()):
+            if position >= num_looked_at or len(sources) >= budget:
+                break
+            content = content_of(block)
+            if content is not None and state.is_wanted(content):
+                sources.append((content, block))
+                contexts.update(state.gpu.contexts_of(block))
+        self._store(sources, contexts)
+
+    def _store(
+        self,
+        sources: list[tuple[Content, Any]],
+        contexts: set[tuple[SessionKey, int]],
+    ) -> None:
+        if sources:
+            _, num_stored = self._state.store(
+                sources, is_policy=True, contexts=contexts
+            )
+            self._state.counts["saves_dropped"] += len(sources) - num_stored

@@ -1,0 +1,148 @@
+"""The worker role: one rank's copies between its KV cache and its host slots.
+
+Decides nothing. What goes wrong is reported and never raised: the scheduler side
+turns it into a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorTransferResults,
+)
+
+from sam_connector.config import HostTierConfig
+from sam_connector.connector.metadata import (
+    RankHandshake,
+    RankResult,
+    SAMConnectorMetadata,
+    WorkerReport,
+)
+from sam_connector.errors import ConfigurationError
+from sam_connector.transfer.contract import CopyEngine, Direction
+from sam_connector.transfer.engine import make_copy_engine
+from sam_connector.transfer.host_pool import HostPool
+from sam_connector.transfer.layout import SlotLayout
+from sam_connector.vllm_adapter.geometry import RegionSpec, region_specs
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerSide:
+    """Copies of one rank.
+
+    Args:
+        kv_caches: the engine's tensors by layer.
+        kv_cache_config: how they are laid out.
+        config: settings.
+        rank: of this worker among all that copy.
+        num_ranks: how many those are.
+
+    Raises:
+        ConfigurationError: the host memory asked for is too little or not there.
+    """
+
+    def __init__(
+        self,
+        kv_caches: Mapping[str, torch.Tensor],
+        kv_cache_config: KVCacheConfig,
+        config: HostTierConfig,
+        *,
+        rank: int,
+        num_ranks: int,
+    ) -> None:
+        self._rank = rank
+        groups = {
+            int(group_id): [
+                _region(kv_caches[spec.layer], spec, kv_cache_config.num_blocks)
+                for spec in specs
+            ]
+            for group_id, specs in region_specs(kv_cache_config).items()
+        }
+        layout = SlotLayout.of(groups)
+        device = next(iter(kv_caches.values())).device
+        num_slots = config.host_bytes // num_ranks // layout.slot_bytes
+        if not num_slots:
+            raise ConfigurationError(
+                [
+                    f"host_bytes is too little for one block: {config.host_bytes} "
+                    f"bytes for {num_ranks} ranks, {layout.slot_bytes} bytes a block"
+                ]
+            )
+        try:
+            self.pool = HostPool(
+                num_slots, layout.slot_bytes, pin=device.type == "cuda"
+            )
+        except MemoryError as error:
+            raise ConfigurationError([f"host_bytes: {error}"]) from error
+        #: Copies in the background.
+        self.engine: CopyEngine = make_copy_engine(
+            groups, layout, self.pool, device=device, num_threads=config.copy_threads
+        )
+        self._request_ids: dict[int, str] = {}
+        self._results: list[RankResult] = []
+        logger.info(
+            "host tier: %d slots of %d bytes on rank %d",
+            num_slots,
+            layout.slot_bytes,
+            rank,
+        )
+
+    @property
+    def handshake(self) -> RankHandshake:
+        return RankHandshake(num_slots=self.pool.num_slots)
+
+    def start_loads(self, metadata: SAMConnectorMetadata) -> None:
+        self._request_ids.update(metadata.request_ids)
+        self._submit(metadata, Direction.LOAD)
+
+    def start_stores(self, metadata: SAMConnectorMetadata) -> None:
+        """Called after the forward pass that computes what is stored."""
+        self._submit(metadata, Direction.STORE)
+
+    def take_transfer_results(self) -> KVConnectorTransferResults:
+        """Requests whose loads have ended; a failed one is in both sets."""
+        received: set[str] = set()
+        failed: set[str] = set()
+        for result in self.engine.poll():
+            request_id = self._request_ids.pop(result.job_id, None)
+            if result.error is not None:
+                logger.warning("copy failed: %s", result.error)
+            if request_id is not None:
+                received.add(request_id)
+                if result.error is not None:
+                    failed.add(request_id)
+            self._results.append(RankResult(self._rank, result.job_id, result.error))
+        return KVConnectorTransferResults(
+            finished_sending=set(), finished_recving=received, failed_recving=failed
+        )
+
+    def take_report(self) -> WorkerReport | None:
+        """All jobs that ended since the last call."""
+        if not self._results:
+            return None
+        results, self._results = self._results, []
+        return WorkerReport(frozenset(results))
+
+    def close(self) -> None:
+        self.engine.close()
+        self.pool.close()
+
+    def _submit(self, metadata: SAMConnectorMetadata, direction: Direction) -> None:
+        for job in metadata.jobs:
+            if job.direction is direction:
+                self.engine.submit(job)
+
+
+def _region(layer: torch.Tensor, spec: RegionSpec, num_blocks: int) -> torch.Tensor:
+    """One region as bytes, ``[num_blocks, block_bytes]``."""
+    raw = torch.empty(0, dtype=torch.uint8, device=layer.device)
+    raw.set_(layer.untyped_storage())
+    return raw.as_strided((num_blocks, spec.block_bytes), (spec.stride, 1), spec.start)
