@@ -42,12 +42,18 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from benchmarks.engine_config import VOCAB_SIZE, kv_cache_config, vllm_config
+from benchmarks.engine_config import (
+    VOCAB_SIZE,
+    KVShape,
+    kv_cache_config,
+    vllm_config,
+)
 
 __all__ = [
     "VOCAB_SIZE",
     "Batch",
     "FakeEngine",
+    "KVShape",
     "check_idle_pool",
     "complete",
     "execute",
@@ -73,6 +79,9 @@ def make_scheduler(
     max_num_seqs: int = 128,
     max_num_batched_tokens: int = 8_192,
     sliding_window: int | None = None,
+    kv_shape: KVShape | None = None,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     log_stats: bool = False,
 ) -> Scheduler:
     """Builds a scheduler as ``EngineCore`` does, without workers.
@@ -90,6 +99,9 @@ def make_scheduler(
         max_num_seqs: requests that may run at once.
         max_num_batched_tokens: tokens of one step; longer prompts are chunked.
         sliding_window: adds a second KV cache group with this window in tokens.
+        kv_shape: layers and groups of the KV cache, if not the usual.
+        tensor_parallel_size: ranks of each stage.
+        pipeline_parallel_size: stages; also the batches in flight, if more than one.
         log_stats: as the server's switch; off keeps timing to the scheduler itself.
     """
     init_none_hash(sha256)
@@ -101,12 +113,15 @@ def make_scheduler(
         max_model_len=max_model_len,
         max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
         max_num_batched_tokens=max_num_batched_tokens,
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
     )
+    shape = kv_shape or KVShape(sliding_window=sliding_window)
     config.cache_config.num_gpu_blocks = num_blocks
     scheduler_class = AsyncScheduler if async_scheduling else Scheduler
     return scheduler_class(
         vllm_config=config,
-        kv_cache_config=kv_cache_config(num_blocks, block_size, sliding_window),
+        kv_cache_config=kv_cache_config(config, num_blocks, shape),
         structured_output_manager=StructuredOutputManager(config),
         block_size=block_size,
         log_stats=log_stats,

@@ -95,7 +95,7 @@ class EditController:
             num_bytes=handle.num_bytes,
             reason=handle.reason,
         )
-        if handle.is_safe:
+        if _is_safe(handle):
             result = self._reclaim(result, offloaded)
         self.operations.record(key, result)
         self.counts[f"{result.type.value}/{result.status.value}"] += 1
@@ -188,7 +188,7 @@ class EditController:
         if edit_type is EditType.OFFLOAD:
             if handle.status is EditStatus.ACCEPTED:
                 self._remember(operation_id, self._claims(target))
-            elif handle.is_safe:
+            elif _is_safe(handle):
                 result = self._reclaim(result, self._claims(target))
         self.operations.record(session.key, result)
         return result
@@ -244,3 +244,7 @@ class EditController:
         return BlockCounts(
             requested=requested, done=resident, missing=requested - resident
         )
+
+
+def _is_safe(handle: OperationHandle) -> bool:
+    return handle.is_safe or handle.status is EditStatus.COMPLETED

@@ -51,7 +51,7 @@ class OperationHandle:
 
     Attributes:
         is_safe: after an offload, whatever of the contexts the engine has is in the
-            tier as well, so that the engine's own copy may go.
+            tier as well, so that the engine's own copy may go. COMPLETED implies it.
     """
 
     status: EditStatus

@@ -1,4 +1,11 @@
-"""Driving the real scheduler with ``SAMConnector`` and a runner of ours."""
+"""Driving the real scheduler with ``SAMConnector`` and a runner of ours.
+
+with TieredDriver(tensor_parallel_size=2, gate=GatePlan(hold=True)) as driver:
+    driver.add("r0", STREAMS[0][:160], agent_hint=hint("s", ttl=60))
+    driver.step()               # verifies the bytes of every rank
+    driver.ranks.release()      # or driver.ranks.gates[1].release()
+    driver.check_no_leak()
+"""
 
 from __future__ import annotations
 
@@ -6,8 +13,10 @@ import json
 import random
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from benchmarks.engine_config import KVShape
 from benchmarks.scheduler_harness import (
     FakeEngine,
     check_idle_pool,
@@ -16,13 +25,25 @@ from benchmarks.scheduler_harness import (
 )
 from sam_connector.connector.scheduler import SchedulerSide
 from sam_connector.core.manager import SessionAwareManager
+from tests.connector.copy_gate import GatePlan
+from tests.connector.ranks import Ranks
 
 BLOCK_SIZE = 16
 
+#: Lets everything through, one copy after the other on the test's own thread.
+SYNCHRONOUS = GatePlan()
+
+#: Accounts of the tier that are zero once nothing is going on.
+IDLE_ACCOUNTS = (
+    "host_pinned_slots",
+    "gpu_pinned_blocks",
+    "jobs_in_flight",
+    "operations_open",
+    "queued_saves",
+)
+
 #: Requests drawn from few token streams share prefixes of any length.
-STREAMS = [
-    [random.Random(seed).randrange(32_000) for _ in range(4_096)] for seed in range(6)
-]
+STREAMS = [random.Random(seed).choices(range(32_000), k=4_096) for seed in range(6)]
 
 
 class Driver:
@@ -125,6 +146,100 @@ class Driver:
         ):
             assert stats[account] == 0, (account, stats)
         assert stats["free_blocks"] == stats["total_blocks"]
+
+
+class TieredDriver(Driver):
+    """A ``Driver`` whose engine has ranks that hold bytes.
+
+    Args:
+        connector: as for ``make_scheduler``.
+        host_bytes: size of the host tier; ``None`` for no such setting.
+        extra_config: further settings.
+        shape: of the KV cache.
+        gate: goes in front of the copy engine of each rank; ``None`` for the
+            engine's own threads, with no look into the host slots.
+        report_lag: ranks whose reports come that many steps late.
+        **options: as for ``make_scheduler``.
+    """
+
+    def __init__(
+        self,
+        connector: Any = "sam",
+        *,
+        host_bytes: int | None = 1 << 20,
+        extra_config: Mapping[str, Any] | None = None,
+        shape: KVShape | None = None,
+        gate: GatePlan | None = SYNCHRONOUS,
+        report_lag: Mapping[int, int] | None = None,
+        **options: Any,
+    ) -> None:
+        shape = shape or KVShape()
+        settings = dict(extra_config or {})
+        if host_bytes is not None:
+            settings.setdefault("host_bytes", host_bytes)
+        super().__init__(connector, extra_config=settings, kv_shape=shape, **options)
+        self.ranks = Ranks(self.scheduler, shape, gate=gate, report_lag=report_lag)
+        self.engine.worker = self.ranks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what the connectors started; also right after a failure."""
+        self.ranks.shutdown()
+        self.scheduler.shutdown()
+
+    @property
+    def tier(self) -> Any:
+        """The host tier of the scheduler side, if it has one."""
+        return getattr(self.side, "tier", None)
+
+    def step(self, count: int = 1) -> None:
+        """Engine iterations, everything checked after each."""
+        for _ in range(count):
+            self.engine.step()
+            self.check()
+
+    def wait(self, op: str, max_steps: int = 1_000, **arguments: Any) -> dict[str, Any]:
+        """A control call, stepped until it is answered."""
+        payload = json.dumps({"op": op, **arguments})
+        answer = self.side.control(payload, is_paused=False)
+        for _ in range(max_steps):
+            if isinstance(answer, str):
+                break
+            if answer.done():
+                answer = answer.result()
+                break
+            self.step()
+        assert not isinstance(answer, Future), f"{op}: no answer in {max_steps} steps"
+        reply: dict[str, Any] = json.loads(answer)
+        return reply
+
+    def check(self) -> None:
+        super().check()
+        if self.tier is not None:
+            self.tier.check_integrity()
+        self.ranks.check_prefix_cache()
+        if self.tier is not None and self.ranks.gates:
+            pool = self.tier.state.slots
+            self.ranks.check_host_slots({c: pool.get(c).index for c in pool.contents()})
+
+    def check_no_leak(self) -> None:
+        self.ranks.open()
+        super().check_no_leak()
+        assert not any(gate.num_in_flight for gate in self.ranks.gates)
+        if self.tier is not None:
+            stats = self.tier.stats()
+            for account in IDLE_ACCOUNTS:
+                assert stats[account] == 0, (account, stats)
 
 
 def hint(session_id: str, ttl: float | None = None, **more: Any) -> dict[str, Any]:

@@ -212,6 +212,7 @@ def test_prefetch_and_evict_reach_the_tier(driver: Driver) -> None:
         "register",
         "prefetch",
         "evict",
+        "release",
     ]
     driver.check_no_leak()
 
