@@ -211,7 +211,7 @@ class _Bench:
             block_ids = list(part.block_ids[start : start + 64])
             slots = list(part.slots[start : start + 64])
             if not torch.equal(self._blocks[block_ids].cpu(), self._slots[slots]):
-                raise WrongBytesError(f"{direction}: blocks {block_ids}")
+                raise WrongBytesError(f"{direction.value}: blocks {block_ids}")
 
 
 def _beside_python(function: Callable[[], None]) -> Callable[[], None]:

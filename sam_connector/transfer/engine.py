@@ -51,11 +51,7 @@ def make_copy_engine(
         ValueError: no engine for this device, or the arguments do not fit each other.
     """
     planner = CopyPlanner(groups, layout, pool)
-    for group_id, regions in groups.items():
-        if regions[0].device.type != device.type:
-            raise ValueError(
-                f"group {group_id} lies on {regions[0].device}, not on {device}"
-            )
+    _check_device(groups, device)
     if device.type == "cpu":
         return CpuCopyEngine(planner, num_threads)
     if device.type == "cuda":
@@ -63,3 +59,13 @@ def make_copy_engine(
             raise ValueError("copies to and from a GPU need a pinned host pool")
         return CudaCopyEngine(planner, CudaDevice(device))
     raise ValueError(f"no copy engine for a {device.type} device")
+
+
+def _check_device(
+    groups: Mapping[int, Sequence[torch.Tensor]], device: torch.device
+) -> None:
+    for group_id, regions in groups.items():
+        if regions[0].device.type != device.type:
+            raise ValueError(
+                f"group {group_id} lies on {regions[0].device}, not on {device}"
+            )

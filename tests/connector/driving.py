@@ -35,6 +35,7 @@ SYNCHRONOUS = GatePlan()
 
 #: Accounts of the tier that are zero once nothing is going on.
 IDLE_ACCOUNTS = (
+    "host_held_slots",
     "host_pinned_slots",
     "gpu_pinned_blocks",
     "jobs_in_flight",

@@ -32,9 +32,6 @@ from sam_connector.transfer.contract import (
     JobResult,
 )
 
-#: What ``extra_config["fault"]`` may be.
-FAULTS = ("wrong_block", "no_load", "rank_skips", "early_free", "early_hit", "one_rank")
-
 
 @dataclass
 class ToyMetadata(KVConnectorMetadata):
@@ -99,6 +96,14 @@ class ToyWorkerSide:
 
 
 class ToyConnector(KVConnectorBase_V1, SupportsHMA):
+    """See the module. ``extra_config["fault"]`` makes it wrong:
+
+    - ``wrong_block``: loads go to the right blocks in the wrong order;
+    - ``no_load``, ``rank_skips``: loads are reported and not done, by all or but one;
+    - ``early_free``: blocks are given back while they are being saved;
+    - ``early_hit``, ``one_rank``: content is offered before all have saved it.
+    """
+
     def __init__(
         self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any
     ) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.host_tier import BLOCK_BYTES, with_tier
 from tests.live.server import LiveServer, leak_check
 
 LIVE_TIMEOUT_S = 300
 SMALL_POOL = 64
+#: Copies in flight; a context of nine blocks takes several steps.
+FEW_BLOCKS = 4
 _HERE = Path(__file__).parent
 _LOG_TAIL = 8000
 
@@ -65,6 +68,13 @@ def small_server() -> Iterator[LiveServer]:
         by_module_path=True,
         env={"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"},
     ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tier_server() -> Iterator[LiveServer]:
+    """Ours with a host tier, the default policy, and a pool of a few prompts."""
+    with with_tier(config={"max_inflight_bytes": FEW_BLOCKS * BLOCK_BYTES}) as server:
         yield server
 
 

@@ -38,6 +38,19 @@ HELD = (
     "waiters",
 )
 
+#: The same of the host tier, where there is one.
+HELD_BY_TIER = (
+    "host_held_slots",
+    "host_pinned_slots",
+    "gpu_pinned_blocks",
+    "jobs_in_flight",
+    "operations_open",
+    "queued_saves",
+)
+
+#: Gauges that return to zero by themselves.
+_BUSY = ("running_requests", "jobs_in_flight", "operations_open", "queued_saves")
+
 _SETTLE_S = 10.0
 _METRIC = re.compile(r"^([a-zA-Z_:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _numbers = itertools.count(1)
@@ -54,6 +67,7 @@ class LiveServer:
         api_key: the server demands it, and the client sends it.
         by_module_path: load the connector by module instead of by entry point.
         num_blocks: size of the block pool, the null block included.
+        model: folder of the model; a small Llama unless given.
     """
 
     def __init__(
@@ -66,12 +80,13 @@ class LiveServer:
         api_key: str | None = None,
         by_module_path: bool = False,
         num_blocks: int = NUM_BLOCKS,
+        model: Path | None = None,
     ) -> None:
         self._ours = connector
         flags = sam_flags(config, by_module_path=by_module_path) if connector else []
         auth = ["--api-key", api_key] if api_key else []
         self._server = VllmServer(
-            ensure_model(TEST_MODEL),
+            model or ensure_model(TEST_MODEL),
             [*_base_args(num_blocks), *auth, *flags, *extra_args],
             env=env,
             log_path=_log_path(),
@@ -180,21 +195,26 @@ def leak_check(server: LiveServer) -> None:
     free_all_sessions(server)
     stats = server.stats()
     held = {name: stats[name] for name in HELD if stats[name]}
+    held |= {name: stats[name] for name in HELD_BY_TIER if stats.get(name)}
     assert not held, f"still held: {held}"
     assert stats["free_blocks"] == stats["total_blocks"], stats
 
 
 def wait_until_idle(server: LiveServer) -> None:
-    """An aborted request ends a moment after its client has gone."""
+    """An aborted request ends a moment after its client has gone, a copy likewise."""
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline:
         metrics = server.metrics()
-        running = metrics.get("vllm:num_requests_running", 0.0)
-        waiting = metrics.get("vllm:num_requests_waiting", 0.0)
-        if not running and not waiting and not server.stats()["running_requests"]:
+        stats = server.stats()
+        busy = {
+            "running": metrics.get("vllm:num_requests_running", 0.0),
+            "waiting": metrics.get("vllm:num_requests_waiting", 0.0),
+            **{name: stats.get(name, 0) for name in _BUSY},
+        }
+        if not any(busy.values()):
             return
         time.sleep(0.05)
-    raise AssertionError(f"requests still run after {_SETTLE_S:.0f} s")
+    raise AssertionError(f"still busy after {_SETTLE_S:.0f} s: {busy}")
 
 
 def free_all_sessions(server: LiveServer) -> None:

@@ -11,7 +11,7 @@ from sam_connector.transfer import CopyEngine, Direction, JobResult, make_copy_e
 from sam_connector.transfer.cpu_engine import CpuCopyEngine
 from sam_connector.transfer.gather import GatherCopier
 from sam_connector.transfer.layout import Descriptors
-from sam_connector.transfer.planner import CopyPlanner
+from sam_connector.transfer.planner import CopyPlan, CopyPlanner
 from tests.transfer.engine_contract import PATIENCE_S, EngineContract
 from tests.transfer.memory import CPU, Memory, load, separate, store
 
@@ -26,6 +26,32 @@ class TestCpuEngineOfOneThread(EngineContract):
         return make_copy_engine(
             memory.groups, memory.layout, memory.pool, device=CPU, num_threads=1
         )
+
+
+class TestCpuEngineWithAFullQueue(EngineContract):
+    """No copy begins before the test waits for one, so that all jobs are queued."""
+
+    def make_engine(self, memory: Memory) -> CopyEngine:
+        return _Held(CopyPlanner(memory.groups, memory.layout, memory.pool), 2)
+
+
+class _Held(CpuCopyEngine):
+    def __init__(self, planner: CopyPlanner, num_threads: int) -> None:
+        self._gate = threading.Event()
+        super().__init__(planner, num_threads)
+
+    def _execute(self, plan: CopyPlan) -> None:
+        assert self._gate.wait(PATIENCE_S)
+        super()._execute(plan)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        self._gate.set()
+        return super().drain(timeout_s)
+
+    def close(self) -> None:
+        # Late enough for the engine to know that it is closed.
+        threading.Timer(0.05, self._gate.set).start()
+        super().close()
 
 
 @pytest.fixture

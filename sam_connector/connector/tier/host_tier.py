@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from sam_connector.config import SavePolicy
 from sam_connector.connector.metadata import RankResult, SAMConnectorMetadata
 from sam_connector.connector.tier.jobs import Job
 from sam_connector.connector.tier.loads import RequestLoads
@@ -98,7 +97,7 @@ class HostTier(SupportsSessionAwareKVManagement):
             return
         self._loads.on_request_finished(request.request_id)
         context = self._contexts_of.pop(request.request_id, None)
-        if self._saver.policy is not SavePolicy.ALL:
+        if not self._saver.wants_finished(is_session=context is not None):
             return
         gpu = self.state.gpu
         chains = self._chains.computed(request, block_ids)
@@ -186,7 +185,7 @@ class HostTier(SupportsSessionAwareKVManagement):
         request_id: str,
         contents: Callable[[], ContextBlocks],
     ) -> None:
-        if self._saver.policy is SavePolicy.ALL:
+        if self._saver.wants_finished(is_session=True):
             self._contexts_of[request_id] = session, contents().context_id
 
     @override

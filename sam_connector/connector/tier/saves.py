@@ -20,9 +20,10 @@ class Saver:
     """Decides what is saved when.
 
     ``all`` saves every full block once its request has completed. ``hinted`` saves
-    ahead of need: when few unclaimed blocks are left, the session blocks that would
-    be lost next are copied while they are still there, so that breaking a claim
-    costs a copy back and not a prefill.
+    ahead of need: while few unclaimed blocks are left, what sessions hold is copied
+    before it can be lost, so that breaking a claim costs a copy back and not a
+    prefill. First what a session's request has just added, while it is in hand;
+    then the free blocks that are next to be taken.
 
     Args:
         state: of the tier.
@@ -42,6 +43,12 @@ class Saver:
     @property
     def num_queued(self) -> int:
         return len(self._backlog)
+
+    def wants_finished(self, *, is_session: bool) -> bool:
+        """Whether to save the blocks of a request that completes now."""
+        if self.policy is SavePolicy.HINTED:
+            return is_session and self._is_under_pressure
+        return self.policy is SavePolicy.ALL
 
     def save_finished(
         self,
@@ -97,6 +104,10 @@ class Saver:
 
     def clear(self) -> None:
         self._backlog.clear()
+
+    @property
+    def _is_under_pressure(self) -> bool:
+        return self._state.gpu.num_unclaimed < self._window
 
     def _demote(self) -> None:
         state = self._state
