@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -96,6 +97,8 @@ def _summary(
         "numpy": np.__version__,
         **_gpu(settings.device),
         **machine(),
+        # What else ran: this is a measurement of shared memory bandwidth.
+        "load_average_at_end": round(os.getloadavg()[0], 2),
         "wall_s": round(wall_s, 1),
     }
 

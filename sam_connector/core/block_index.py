@@ -13,6 +13,7 @@ indexes vLLM's block hashes and decides nothing about matching.)
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, overload
@@ -314,24 +315,26 @@ class BlockIndex:
 
     def _fill(self, segment: Segment, block_ids: Sequence[BlockId]) -> None:
         """Records resident copies where none is recorded; the rest costs nothing."""
-        recorded = segment.block_ids
-        num_missing = len(recorded) - segment.num_resident
-        offset = len(recorded)
-        stop = min(offset, len(block_ids) - segment.start)
-        missing: list[int] = []
-        # From the end, where a growing context has its new blocks.
-        while num_missing > 0 and offset > 0:
-            offset -= 1
-            if recorded[offset] == NULL_BLOCK_ID:
-                num_missing -= 1
-                if offset < stop:
-                    missing.append(offset)
-        if missing:
-            start = segment.start
-            found = [o for o in missing if block_ids[start + o] != NULL_BLOCK_ID]
-            self._retention.attach(
-                segment, found, [block_ids[start + offset] for offset in found]
-            )
+        recorded, start = segment.block_ids, segment.start
+        stop = min(len(recorded), len(block_ids) - start)
+        if segment.num_resident == len(recorded) or stop <= 0:
+            return
+        # A growing context has its new blocks at the end.
+        low = segment.num_resident
+        if recorded.count(NULL_BLOCK_ID) != recorded[low:].count(NULL_BLOCK_ID):
+            low = 0
+        found: Sequence[int] = range(low, stop)
+        ids = list(block_ids[start + low : start + stop])
+        if (low == 0 and segment.num_resident) or NULL_BLOCK_ID in ids:
+            wanted = [
+                recorded[offset] == NULL_BLOCK_ID and block_id != NULL_BLOCK_ID
+                for offset, block_id in zip(found, ids, strict=True)
+            ]
+            found = list(itertools.compress(found, wanted))
+            ids = list(itertools.compress(ids, wanted))
+        if found:
+            # Tail first: what is put into the free list is taken in this order.
+            self._retention.attach(segment, found[::-1], ids[::-1])
 
     def _split(self, segment: Segment, at: int) -> Segment:
         upper = self._retention.split(segment, at)

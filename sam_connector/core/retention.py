@@ -10,6 +10,7 @@ operation; what a block needs of its own is a reference and an index.
 from __future__ import annotations
 
 import enum
+import itertools
 from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -189,29 +190,28 @@ class Retention:
         if segment.is_protected:
             room = max(0, self._max_protected - self.num_protected)
             offsets, block_ids = offsets[:room], block_ids[:room]
-        claims, hashes = self._queue.claims, segment.hashes
-        owners = {
-            block_id: self._owner_of(block_id)
-            for block_id in block_ids
-            if 0 <= block_id < len(claims) and claims[block_id] is not None
-        }
+        if not block_ids:
+            return
+        hashes = segment.hashes
+        owners = self._owners_of(block_ids)
         updates = self._pool.update_block_meta(
             block_ids=block_ids,
             expected_block_hashes=[hashes[offset] for offset in offsets],
             group_id=segment.group_id,
             claim=segment.claim,
         )
-        num_attached = 0
-        for offset, block_id, update in zip(offsets, block_ids, updates, strict=True):
-            if update is BlockMetaUpdate.UPDATED:
-                owner = owners.get(block_id)
-                if owner is not None:
-                    self._forget(*owner)
-                self._index_of[block_id] = segment.start + offset
-                segment.block_ids[offset] = block_id
-                num_attached += 1
-        segment.num_resident += num_attached
-        self._count(segment, num_attached)
+        if updates.count(BlockMetaUpdate.UPDATED) < len(updates):
+            done = [update is BlockMetaUpdate.UPDATED for update in updates]
+            offsets = list(itertools.compress(offsets, done))
+            block_ids = list(itertools.compress(block_ids, done))
+        index_of, recorded, start = self._index_of, segment.block_ids, segment.start
+        for offset, block_id in zip(offsets, block_ids, strict=True):
+            if owners and (owner := owners.get(block_id)) is not None:
+                self._forget(*owner)
+            index_of[block_id] = start + offset
+            recorded[offset] = block_id
+        segment.num_resident += len(offsets)
+        self._count(segment, len(offsets))
 
     def refresh(
         self, segment: Segment, *, front: bool = False, num_own_users: int = 0
@@ -312,6 +312,17 @@ class Retention:
         moves.claim = self._queue.split_claim(
             claim, blocks, owner=moves, before=moves is lower
         )
+
+    def _owners_of(
+        self, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, tuple[Segment, int] | None]:
+        """The owners of those blocks that have one; of most none has."""
+        claims = self._queue.claims
+        if not block_ids or not 0 <= min(block_ids) <= max(block_ids) < len(claims):
+            block_ids = [b for b in block_ids if 0 <= b < len(claims)]
+        if not any(map(claims.__getitem__, block_ids)):
+            return {}
+        return {b: self._owner_of(b) for b in block_ids if claims[b] is not None}
 
     def _owner_of(self, block_id: BlockId) -> tuple[Segment, int] | None:
         """The segment, and the offset in it, that has this block as its copy."""

@@ -228,6 +228,16 @@ class ZonedFreeQueue(FreeList):
         if is_free:
             self.append(block)
 
+    def claim_all(self, blocks: Sequence[Any], claim: Claim) -> None:
+        """``claim`` for many blocks, most of them in use and of no claim."""
+        claims = self.claims
+        for block in blocks:
+            block_id = block.block_id
+            if block.next_free_block is None and claims[block_id] is None:
+                claims[block_id] = claim
+            else:
+                self.claim(block, claim)
+
     def move_claim(self, claim: Claim, zone: Zone, deadline: float = 0.0) -> None:
         """Changes a claim's zone or deadline; its run moves along. O(log claims)."""
         if not self.enforce or (claim.zone is zone and claim.deadline == deadline):
@@ -284,10 +294,15 @@ class ZonedFreeQueue(FreeList):
             head = self.fake_free_list_head.next_free_block
             self._link_run(head if front else self._first_b, *run[:2])
 
-    def reuse_when_freed(self, block: Any) -> None:
-        """Marks a block in use, of no claim, to be the next one once it is freed."""
-        if block.next_free_block is None:
-            self._set_claim(block, _NEXT_IN_LINE)
+    def reuse_when_freed(self, blocks: Sequence[Any]) -> None:
+        """Marks blocks in use, of no claim, to be the next ones once they are freed."""
+        claims, num_marked = self.claims, 0
+        for block in blocks:
+            if block.next_free_block is None:
+                block_id = block.block_id
+                num_marked += claims[block_id] is not _NEXT_IN_LINE
+                claims[block_id] = _NEXT_IN_LINE
+        self._num_claims += num_marked
 
     def unclaim_all(self) -> None:
         """Makes every block ordinary, keeping the order of the list. O(pool)."""

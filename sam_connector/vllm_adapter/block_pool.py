@@ -79,6 +79,13 @@ class BlockPoolAdapter:
     ) -> list[BlockMetaUpdate]:
         blocks, num_blocks, put = self.blocks, len(self.blocks), self.free_queue.claim
         group = make_block_hash_with_group_id(VllmBlockHash(b""), group_id)
+        if block_ids and 0 < min(block_ids) and max(block_ids) < num_blocks:
+            # All as expected is the rule, and then no block needs a step of its own.
+            chosen = [blocks[block_id] for block_id in block_ids]
+            expected_keys = [expected + group for expected in expected_block_hashes]
+            if [block.block_hash for block in chosen] == expected_keys:
+                self.free_queue.claim_all(chosen, claim)
+                return [BlockMetaUpdate.UPDATED] * len(chosen)
         updates = []
         for block_id, expected in zip(block_ids, expected_block_hashes, strict=True):
             if not 0 < block_id < num_blocks or blocks[block_id].is_null:
@@ -95,7 +102,7 @@ class BlockPoolAdapter:
     def reuse_when_freed(
         self, block_ids: Sequence[BlockId], *, num_own_users: int
     ) -> None:
-        for block_id in block_ids:
-            block = self.blocks[block_id]
-            if 0 < block.ref_cnt <= num_own_users:
-                self.free_queue.reuse_when_freed(block)
+        blocks = map(self.blocks.__getitem__, block_ids)
+        self.free_queue.reuse_when_freed(
+            [block for block in blocks if 0 < block.ref_cnt <= num_own_users]
+        )

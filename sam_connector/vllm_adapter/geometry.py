@@ -18,7 +18,11 @@ from sam_connector.core.types import GroupId
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
+    from vllm.v1.kv_cache_interface import (
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheTensor,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +54,25 @@ def region_specs(
             spec
             for tensor in kv_cache_config.kv_cache_tensors
             if not set(tensor.layers).isdisjoint(group.layer_names)
-            for spec in _regions_of(tensor, kv_cache_config.num_blocks)
+            for spec in _regions_of(
+                tensor, _page_bytes(group, tensor), kv_cache_config.num_blocks
+            )
         )
         for group_id, group in enumerate(kv_cache_config.kv_cache_groups)
     }
 
 
-def _regions_of(tensor: KVCacheTensor, num_blocks: int) -> list[RegionSpec]:
+def _page_bytes(group: KVCacheGroupSpec, tensor: KVCacheTensor) -> int:
+    """Size of one block of one layer; a tensor's layers are all alike."""
+    spec = group.kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        spec = spec.kv_cache_specs[tensor.layers[0]]
+    return spec.page_size_bytes
+
+
+def _regions_of(
+    tensor: KVCacheTensor, page_bytes: int, num_blocks: int
+) -> list[RegionSpec]:
     """Regions of equally shaped layers.
 
     Either each layer (or each group of its heads) has a region of its own, or a
@@ -70,7 +86,7 @@ def _regions_of(tensor: KVCacheTensor, num_blocks: int) -> list[RegionSpec]:
                 layer=tensor.layers[0],
                 start=tensor.offset,
                 stride=stride,
-                block_bytes=tensor.layer_stride * len(tensor.layers),
+                block_bytes=page_bytes * len(tensor.layers),
             )
         ]
     per_layer = tensor.layer_stride // span

@@ -296,6 +296,17 @@ def test_a_wrong_block_that_nobody_asked_for_is_noticed() -> None:
         toy.ranks.check_prefix_cache()
 
 
+def test_a_block_handed_out_anew_does_not_hold_what_it_did() -> None:
+    """Or a load that was never done might pass by luck."""
+    toy = Toy(connector="null", num_blocks=8, tensor_parallel_size=2)
+    toy.run("r", STREAMS[0][:100])
+    models = [worker.model for worker in toy.ranks.workers]
+    before = [[m.page(block_id, "layer.1") for m in models] for block_id in range(8)]
+    (block,) = toy.scheduler.kv_cache_manager.block_pool.get_new_blocks(1)
+    for model, page in zip(models, before[block.block_id], strict=True):
+        assert model.page(block.block_id, "layer.1") != page
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_wrong_host_slot_is_noticed(rank: int) -> None:
     shape = KVShape(num_full_groups=2)

@@ -161,7 +161,7 @@ class FakePool:
         for block_id in block_ids:
             block = self.blocks[block_id]
             if 0 < block.ref_cnt <= num_own_users:
-                self.free_queue.reuse_when_freed(block)
+                self.free_queue.reuse_when_freed([block])
 
     # --- for assertions ------------------------------------------------------
 

@@ -212,7 +212,7 @@ def users_of_a_block_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         self: FakePool, block_ids: Sequence[int], *, num_own_users: int
     ) -> None:
         for block_id in block_ids:
-            self.free_queue.reuse_when_freed(self.blocks[block_id])
+            self.free_queue.reuse_when_freed([self.blocks[block_id]])
 
     monkeypatch.setattr(FakePool, "reuse_when_freed", reuse_when_freed)
 
@@ -225,7 +225,7 @@ def blocks_in_use_are_put_on_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         ZonedFreeQueue,
         "reuse_when_freed",
-        lambda self, block: self.prepend_n([block]),
+        lambda self, blocks: self.prepend_n(blocks),
     )
 
 

@@ -226,7 +226,7 @@ def test_reuse_when_freed_puts_a_context_in_front_tail_first() -> None:
     bench = Bench("AAAA")
     bench.use(1, 2, 3)
     for block in bench.blocks[1:]:
-        bench.queue.reuse_when_freed(block)
+        bench.queue.reuse_when_freed([block])
     bench.free(3, 2, 1)
     assert bench.order == [3, 2, 1, 0]
     assert bench.queue._num_claims == 0
@@ -234,7 +234,7 @@ def test_reuse_when_freed_puts_a_context_in_front_tail_first() -> None:
 
 def test_reuse_when_freed_leaves_a_free_block_where_it_is() -> None:
     bench = Bench("AA")
-    bench.queue.reuse_when_freed(bench.blocks[1])
+    bench.queue.reuse_when_freed([bench.blocks[1]])
     assert bench.order == [0, 1]
 
 

@@ -311,7 +311,7 @@ class QueueMachine(RuleBasedStateMachine):
     def reuse_when_freed(self, seed: int) -> None:
         block_id = random.Random(seed).randrange(len(self.blocks))
         if self.claim_of(block_id) is None:
-            self.queue.reuse_when_freed(self.blocks[block_id])
+            self.queue.reuse_when_freed([self.blocks[block_id]])
             if block_id not in self.free():
                 self.next_in_line.add(block_id)
 

@@ -48,12 +48,12 @@ def tokens_of(answer: Mapping[str, Any]) -> list[int]:
     return list(answer["choices"][0]["token_ids"])
 
 
-def displace(server: LiveServer, num_blocks: int = POOL - 2) -> None:
-    """Other traffic: one request that wants nearly the whole pool."""
+def displace(server: LiveServer, num_blocks: int = POOL - 1) -> None:
+    """Other traffic: one request that wants the whole pool."""
     server.complete(new_prompt(num_blocks * BLOCK_SIZE - 8), max_tokens=2)
 
 
-def displace_by_sessions(server: LiveServer, count: int = 5) -> None:
+def displace_by_sessions(server: LiveServer, count: int = 7) -> None:
     """Other traffic: sessions that push each other out, one after the other."""
     for _ in range(count):
         name = f"other-{next(_numbers)}"

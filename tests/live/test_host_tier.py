@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.live.endpoints import COMPLETIONS, body_of, managing, session_of
+from tests.live.endpoints import COMPLETIONS, managing, session_of
 from tests.live.host_tier import (
     BLOCK_BYTES,
     CONTEXT_TOKENS,
@@ -19,6 +20,7 @@ from tests.live.host_tier import (
     displace,
     displace_by_sessions,
     edit,
+    gate_of,
     new_prompt,
     outcome,
     tokens_of,
@@ -31,7 +33,6 @@ from tests.live.server import (
     LiveServer,
     cached_tokens,
     free_all_sessions,
-    wait_until_idle,
 )
 
 #: Slots of the tier that is soon full.
@@ -328,40 +329,48 @@ def test_offload_into_a_tier_full_of_leases(
 def test_prefetch_into_a_pool_full_of_leases(
     tier_server: LiveServer, stock_server: LiveServer
 ) -> None:
-    """The reserve and what others lease are left alone; the request is right."""
+    """What others lease is left alone; the request is served all the same."""
     server, prompt = tier_server, new_prompt()
     server.complete(prompt, hint={"session_id": "s"})
     edit(server, "s", "offload")
-    # Three contexts of nine blocks are what leases may protect here.
-    leased = [f"leased-{number}" for number in range(3)]
-    for name in leased:
-        server.complete(new_prompt(), hint={"session_id": name, **LEASE})
+    displace(server)
+    # As much as leases may protect.
+    leased = {"one": 15, "other": 16}
+    for name, num_blocks in leased.items():
+        more = new_prompt(num_blocks * BLOCK_SIZE + 1)
+        server.complete(more, max_tokens=2, hint={"session_id": name, **LEASE})
     result = edit(server, "s", "prefetch")
-    assert result["status"] in {"partial", "rejected"}
+    assert result["status"] == "partial"
     assert result["reason"] == "no room in the engine's cache beyond the reserve"
-    assert [blocks_of(server, name)["gpu"] for name in leased] == [NUM_BLOCKS] * 3
+    assert {name: blocks_of(server, name)["gpu"] for name in leased} == leased
     answer = server.complete(prompt)
     assert cached_tokens(answer) == CONTEXT_TOKENS
     assert tokens_of(answer) == tokens_of(stock_server.complete(prompt))
 
 
-def test_prefetch_while_requests_use_the_whole_pool(
+def test_prefetch_while_a_request_has_the_whole_pool(
     tier_server: LiveServer, stock_server: LiveServer
 ) -> None:
-    server, prompt = tier_server, new_prompt()
-    server.complete(prompt, hint={"session_id": "s"})
-    edit(server, "s", "offload")
-    body = body_of(COMPLETIONS, max_tokens=100) | {"stream": True, "ignore_eos": True}
-    body["prompt"] = new_prompt((POOL - 5) * BLOCK_SIZE)
-    with server.client.stream("POST", COMPLETIONS, json=body) as answer:
-        next(answer.iter_lines())
+    server = tier_server
+    prompts = {"s": new_prompt(), "large": new_prompt((POOL - 5) * BLOCK_SIZE + 1)}
+    for name, prompt in prompts.items():
+        server.complete(prompt, hint={"session_id": name})
+        assert edit(server, name, "offload")["status"] == "completed"
+    displace(server)
+    with gate_of(server) as gate, ThreadPoolExecutor(1) as pool:
+        gate.hold()
+        request = pool.submit(server.complete, prompts["large"])
+        gate.wait_for_held()
+        gate.pass_new()
         result = edit(server, "s", "prefetch")
+        gate.open()
+        answer = request.result()
     assert result["status"] == "rejected"
     assert result["reason"] == "no room in the engine's cache beyond the reserve"
-    wait_until_idle(server)
-    answer = server.complete(prompt)
+    assert cached_tokens(answer) == (POOL - 5) * BLOCK_SIZE
+    assert tokens_of(answer) == tokens_of(stock_server.complete(prompts["large"]))
+    answer = server.complete(prompts["s"])
     assert cached_tokens(answer) == CONTEXT_TOKENS
-    assert tokens_of(answer) == tokens_of(stock_server.complete(prompt))
 
 
 def test_forgotten_session_leaves_the_tier_to_others(tier_server: LiveServer) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from tests.connector.copy_gate import CopyGate, GatePlan
 
 if TYPE_CHECKING:
@@ -72,8 +74,16 @@ class WorkerProbe:
         """Back to the copy engine itself; for an idle server."""
         side = _worker_side()
         assert not side.engine.num_in_flight
-        if isinstance(side.engine, CopyGate):
+        if isinstance(side.engine, _HoldingGate):
             side.engine = side.engine.engine
+
+
+class _HoldingGate(CopyGate):
+    """A step that waits for its copies does not get those that are held."""
+
+    @override
+    def drain(self, timeout_s: float | None = None) -> bool:
+        return not self.num_in_flight
 
 
 def _worker_side() -> WorkerSide:
@@ -83,9 +93,9 @@ def _worker_side() -> WorkerSide:
     return side
 
 
-def _gate() -> CopyGate:
+def _gate() -> _HoldingGate:
     """The gate in front of this rank's copy engine, put there at the first call."""
     side = _worker_side()
-    if not isinstance(side.engine, CopyGate):
-        side.engine = CopyGate(side.engine, 0, GatePlan())
+    if not isinstance(side.engine, _HoldingGate):
+        side.engine = _HoldingGate(side.engine, 0, GatePlan())
     return side.engine

@@ -141,8 +141,18 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     @property
     def has_pending_work(self) -> bool:
-        """A copy is under way or somebody is owed an answer: steps must go on."""
-        return bool(len(self.state.jobs) or self._operations or self._events)
+        """A copy is under way, due, or somebody is owed an answer: steps must go on.
+
+        Nothing here waits for anything but copies, which end by themselves.
+        """
+        if self.is_abandoned:
+            return len(self.state.jobs) > 0
+        return bool(
+            len(self.state.jobs)
+            or self._operations
+            or self._events
+            or self._saver.num_queued
+        )
 
     @property
     def has_pinned_blocks(self) -> bool:

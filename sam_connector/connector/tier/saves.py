@@ -35,6 +35,10 @@ class Saver:
         self._state = state
         self._window = demotion_window
         self._backlog: deque[tuple[Content, tuple[SessionKey, int] | None]] = deque()
+        #: By block id the content that was demoted from there. A block is demoted
+        #: once: in a tier smaller than the engine's cache two blocks would otherwise
+        #: displace each other's copies for ever.
+        self._demoted: dict[int, Content] = {}
 
     @property
     def policy(self) -> SavePolicy:
@@ -104,6 +108,7 @@ class Saver:
 
     def clear(self) -> None:
         self._backlog.clear()
+        self._demoted.clear()
 
     @property
     def _is_under_pressure(self) -> bool:
@@ -121,9 +126,14 @@ class Saver:
             if position >= num_looked_at or len(sources) >= budget:
                 break
             content = content_of(block)
-            if content is not None and state.is_wanted(content):
+            if (
+                content is not None
+                and state.is_wanted(content)
+                and self._demoted.get(block.block_id) != content
+            ):
                 sources.append((content, block))
                 contexts.update(state.gpu.contexts_of(block))
+                self._demoted[block.block_id] = content
         self._store(sources, contexts)
 
     def _store(
