@@ -83,7 +83,8 @@ class SamPolicy(Policy):
 
     def advance(self, now_s: float) -> None:
         self._clock.set(now_s)
-        self.host.advance()
+        if self.host.is_due:
+            self.host.advance()
 
     def on_arrival(self, turn: Turn, request: Request) -> None:
         if self._rules is not None:

@@ -111,7 +111,8 @@ class SchedulerSide:
         if self.host is not None:
             if self.tier is not None and self.tier.has_events:
                 self.guarded(self.host.hear_tiers)
-            self.guarded(self.host.advance)
+            if self.host.is_due:
+                self.guarded(self.host.advance)
             if self._control.has_waiters:
                 self.guarded(self._control.answer_waiters)
         return metadata or EMPTY_METADATA

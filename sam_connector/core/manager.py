@@ -268,7 +268,7 @@ class SessionAwareManager:
         for tier in tiers:
             for event in tier.take_session_events():
                 self._on_tier_event(event)
-        return bool(tiers) or len(expired) == limit
+        return len(expired) == limit or any(tier.is_polled for tier in tiers)
 
     def relieve(self, num_blocks: int, now: float) -> None:
         """The pool is about to break into claims: first give up what is not due.

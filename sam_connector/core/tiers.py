@@ -99,7 +99,13 @@ class SupportsSessionAwareKVManagement(ABC):
     All methods are called in the scheduler's process, on its thread, between
     steps; they must return at once and must not raise for anything a client can
     cause. An operation that is not in ``session_capabilities`` is never called.
+
+    Attributes:
+        is_polled: ``take_session_events`` is to be called in every step; if not, the
+            tier sees to it itself that what it has to say is heard.
     """
+
+    is_polled = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         instance = super().__new__(cls)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,10 @@ from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+#: By whether the block holds what was expected.
+_OUTCOMES = (BlockMetaUpdate.STALE, BlockMetaUpdate.UPDATED)
 
 
 class BlockPoolAdapter:
@@ -79,13 +85,19 @@ class BlockPoolAdapter:
     ) -> list[BlockMetaUpdate]:
         blocks, num_blocks, put = self.blocks, len(self.blocks), self.free_queue.claim
         group = make_block_hash_with_group_id(VllmBlockHash(b""), group_id)
-        if block_ids and 0 < min(block_ids) and max(block_ids) < num_blocks:
-            # All as expected is the rule, and then no block needs a step of its own.
+        if block_ids and min(block_ids) > 0 and max(block_ids) < num_blocks:
+            # The rule, and the hot path of a request: nothing to refuse.
             chosen = [blocks[block_id] for block_id in block_ids]
+            held = [block.block_hash for block in chosen]
             expected_keys = [expected + group for expected in expected_block_hashes]
-            if [block.block_hash for block in chosen] == expected_keys:
+            if held == expected_keys:
                 self.free_queue.claim_all(chosen, claim)
                 return [BlockMetaUpdate.UPDATED] * len(chosen)
+            are_equal = list(map(operator.eq, held, expected_keys))
+            self.free_queue.claim_all(
+                list(itertools.compress(chosen, are_equal)), claim
+            )
+            return list(map(_OUTCOMES.__getitem__, are_equal))
         updates = []
         for block_id, expected in zip(block_ids, expected_block_hashes, strict=True):
             if not 0 < block_id < num_blocks or blocks[block_id].is_null:

@@ -125,15 +125,19 @@ class SamHost:
             aborted=_was_cut_short(request),
         )
 
+    @property
+    def is_due(self) -> bool:
+        """Whether to ``advance`` in this step: once in a tick of the wheel."""
+        return self._clock.now() >= self._next_advance
+
     def advance(self) -> None:
-        """Once per engine step; nearly free unless a tick of the wheel has passed."""
-        if self.manager.is_idle:
-            return
+        """Does what time has made due."""
         now = self._clock.now()
-        if now >= self._next_advance:
+        again = False
+        if not self.manager.is_idle:
             self._notice_reset()
             again = self.manager.advance(now)
-            self._next_advance = now if again else now + TICK_S
+        self._next_advance = now if again else now + TICK_S
 
     def hear_tiers(self) -> None:
         """A tier in this process has something to say."""

@@ -6,7 +6,8 @@ import pytest
 
 from sam_connector.core.contexts import Chain, Chains
 from sam_connector.core.limits import Limits
-from tests.core.builders import G0, Engine, chain, key
+from sam_connector.core.session_index import Context
+from tests.core.builders import EVICT, G0, Engine, chain, key
 
 
 def chains(text: str) -> Chains:
@@ -104,3 +105,36 @@ def test_dropping_a_session_takes_the_records_of_all_its_contexts() -> None:
     engine.manager.book.drop_session(session)
     assert engine.manager.stats().records == 0
     engine.assert_nothing_left()
+
+
+def test_whoever_listens_hears_of_every_context_that_is_dropped() -> None:
+    engine = Engine(limits=Limits(max_contexts=2, idle_ttl_s=100.0))
+    dropped: list[int] = []
+    names: dict[int, str] = {}
+
+    def drop(context: Context) -> None:
+        # It is out of the books by now, but still says whose it was.
+        assert context not in context.session.contexts
+        dropped.append(context.context_id)
+
+    def turn(session: str, text: str) -> None:
+        engine.turn(session, text)
+        for known, context in zip(
+            engine.texts(session), engine.contexts(session), strict=True
+        ):
+            names[context.context_id] = known
+
+    engine.manager.book.on_dropped = drop
+    turn("s", "abcd")
+    turn("s", "abcxyz")  # takes the place of "abcd"
+    turn("s", "pq")
+    turn("s", "mn")  # a third: the oldest goes
+    assert [names[c] for c in dropped] == ["abcd", "abcxyz"]
+    engine.edit("s", EVICT)
+    turn("t", "k")
+    engine.step(500)
+    engine.settle()
+    assert [names[c] for c in dropped[2:]] == ["pq", "mn", "k"]
+    turn("u", "z")
+    engine.reset()
+    assert len(dropped) == len(set(dropped)) == 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sam_connector.core.tiers import OperationHandle
+from sam_connector.core.tiers import OperationHandle, TierEvent, TierEventType
 from sam_connector.core.types import BlockCounts, Edit, EditStatus, EditType
 from tests.core.builders import (
     EVICT,
@@ -231,6 +231,63 @@ def test_an_offload_that_fails_gives_up_nothing(status: EditStatus) -> None:
     tier.answer = OperationHandle(status=status)
     engine.edit("s", OFFLOAD)
     assert engine.pool.zone_contents()[2] == "cba"
+
+
+@pytest.mark.parametrize(
+    ("is_safe", "held", "reclaimed"), [(True, [0, 0, 0], 3), (False, [1, 1, 1], 0)]
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_part_is_given_up_if_it_is_all_that_the_engine_has(
+    is_safe: bool, at_once: bool, held: list[int], reclaimed: int
+) -> None:
+    """PARTIAL may mean that the rest was in no cache any more."""
+    tier = FakeTier(EditType.OFFLOAD)
+    engine = Engine(tiers=[tier])
+    engine.turn("s", "abc", ttl=60)
+    partial = OperationHandle(status=EditStatus.PARTIAL, is_safe=is_safe)
+    if at_once:
+        tier.answer = partial
+    (result,) = engine.edit("s", OFFLOAD)
+    if not at_once:
+        operation_id = tier.operation_ids[0]
+        tier.events.append(
+            TierEvent(
+                type=TierEventType.OPERATION, operation_id=operation_id, handle=partial
+            )
+        )
+        engine.step()
+        known = engine.manager.edits.operations.get(operation_id)
+        assert known is not None
+        result = known[1]
+    assert (result.status, result.blocks.reclaimed) == (EditStatus.PARTIAL, reclaimed)
+    assert engine.ref_cnts("abc") == held
+    engine.check_integrity()
+
+
+def test_reclaimed_is_what_nobody_holds_any_more() -> None:
+    """What another session has of it stays, and so does what the engine lost."""
+    tier = FakeTier(EditType.OFFLOAD)
+    tier.answer = OperationHandle(
+        status=EditStatus.COMPLETED, blocks=BlockCounts(requested=5, done=5)
+    )
+    engine = Engine(num_blocks=9, tiers=[tier])
+    engine.turn("s", "abcde")
+    engine.turn("u", "ab")
+    engine.pool.free_blocks(engine.fill(4))  # takes the last block of ``s``
+    (result,) = engine.edit("s", OFFLOAD)
+    assert result.blocks == BlockCounts(requested=5, done=5, reclaimed=2)
+    assert engine.ref_cnts("abcde") == [1, 1, 0, 0, 0]
+
+
+def test_what_is_in_use_is_reclaimed_by_nobody() -> None:
+    tier = FakeTier(EditType.OFFLOAD)
+    tier.answer = OperationHandle(status=EditStatus.COMPLETED)
+    engine = Engine(tiers=[tier])
+    engine.turn("s", "abc", ttl=60)
+    running = engine.start("s", "abc")
+    (result,) = engine.edit("s", OFFLOAD)
+    assert result.blocks.reclaimed == 0
+    engine.finish(running)
 
 
 def test_an_offload_of_a_range_gives_up_that_range() -> None:

@@ -58,6 +58,30 @@ def test_the_wheel_never_receives_what_is_no_time(deadline: float) -> None:
     assert leases.take_expired(10.0, 9) == [leased]
 
 
+def test_whoever_listens_hears_of_every_change_of_a_deadline() -> None:
+    leases, leased = LeaseTable(idle_ttl_s=100.0, now=0.0), context()
+    heard: list[float] = []
+    leases.on_change = lambda context: heard.append(context.deadline)
+    leases.end(leased, 1.0)
+    assert heard == []  # it had no lease
+    leases.grant(leased, 10.0)
+    leases.grant(leased, 7.0)
+    leases.end(leased, 2.0)
+    leases.end(leased, 3.0)
+    assert heard == [10.0, 7.0, 0.0]
+
+
+def test_a_context_that_is_forgotten_has_no_lease_to_hear_of() -> None:
+    """Who listens hears that it is dropped instead."""
+    leases, leased = LeaseTable(idle_ttl_s=100.0, now=0.0), context()
+    leases.grant(leased, 10.0)
+    heard: list[Context] = []
+    leases.on_change = heard.append
+    leases.forget(leased)
+    assert heard == []
+    assert leased.deadline == 0.0
+
+
 def test_check_integrity_sees_a_context_without_a_timer() -> None:
     leases = LeaseTable(idle_ttl_s=100.0, now=0.0)
     with pytest.raises(IntegrityError):

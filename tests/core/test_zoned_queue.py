@@ -297,3 +297,53 @@ def test_check_integrity_sees_every_kind_of_damage() -> None:
         damage(bench)
         with pytest.raises(IntegrityError):
             bench.queue.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("layout", "limit", "expected"),
+    [
+        ("AAA", 9, 3),
+        ("AAA", 2, 2),
+        ("AAbbcc11", 9, 6),
+        ("AAbbcc11", 3, 3),
+        ("bb11", 9, 2),
+        ("1122", 9, 0),
+        ("Abc", 0, 0),
+        ("", 5, 0),
+    ],
+)
+def test_blocks_outside_leases_are_counted_up_to_a_limit(
+    layout: str, limit: int, expected: int
+) -> None:
+    assert Bench(layout).queue.num_unleased(limit) == expected
+
+
+def test_blocks_in_use_are_not_counted() -> None:
+    bench = Bench("AAbb11")
+    bench.use(0, 2, 4)
+    assert bench.queue.num_unleased(9) == 2
+    bench.use(1, 3)
+    assert bench.queue.num_unleased(9) == 0
+
+
+def test_so_many_are_had_without_breaking_a_lease() -> None:
+    bench = Bench("A1bc2b1A")
+    taken = bench.queue.popleft_n(bench.queue.num_unleased(99))
+    assert sorted(block.block_id for block in taken) == [0, 2, 3, 5, 7]
+    assert bench.queue.num_unleased(99) == 0
+
+
+def test_retained_blocks_are_listed_in_the_order_in_which_they_are_lost() -> None:
+    bench = Bench("5bA5bcA1")
+    listed = [block.block_id for block in bench.queue.retained()]
+    assert listed == [1, 4, 5, 0, 3, 7]
+    assert listed == bench.order[2:]
+    assert list(Bench("AAA").queue.retained()) == []
+
+
+def test_in_shadow_mode_nothing_is_retained() -> None:
+    blocks = make_blocks(3)
+    queue = ZonedFreeQueue(blocks, 3, enforce=False)
+    queue.claim(blocks[0], queue.open_claim("x", Zone.C, 5.0))
+    assert list(queue.retained()) == []
+    assert queue.num_unleased(9) == 3

@@ -52,6 +52,8 @@ class HostTier(SupportsSessionAwareKVManagement):
         demotion_window: see ``Saver``.
     """
 
+    is_polled = False
+
     def __init__(
         self, state: TierState, chains: ChainReader, *, demotion_window: int
     ) -> None:
