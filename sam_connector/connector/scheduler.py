@@ -199,6 +199,7 @@ class SchedulerSide:
         """The tier keeps slots for the sessions that the manager knows."""
         if self.tier is not None and self.host is not None:
             self.tier.state.directory = self.host.manager
+            self.tier.has_listener = True
 
     def _start(
         self, kv_cache_manager: KVCacheManager, config: SamConfig

@@ -235,8 +235,10 @@ def test_hinted_saves_sessions_before_they_are_lost(
     server, prompt = tier_server, new_prompt()
     server.complete(prompt, hint={"session_id": "s"})
     assert blocks_of(server, "s") == {"gpu": NUM_BLOCKS, "host": 0}
-    displace_by_sessions(server)
-    assert blocks_of(server, "s") == {"gpu": 0, "host": NUM_BLOCKS}
+    # Sessions push each other out; which goes first is not the point here.
+    while blocks_of(server, "s")["gpu"]:
+        displace_by_sessions(server, 1)
+    assert blocks_of(server, "s")["host"] == NUM_BLOCKS
     answer = server.complete(prompt)
     assert cached_tokens(answer) == CONTEXT_TOKENS
     assert tokens_of(answer) == tokens_of(stock_server.complete(prompt))

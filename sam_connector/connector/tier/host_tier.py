@@ -12,8 +12,9 @@ never while vLLM looks a request up.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -62,7 +63,11 @@ class HostTier(SupportsSessionAwareKVManagement):
         self._saver = Saver(state, demotion_window=demotion_window)
         self._loads = RequestLoads(state, chains)
         self._operations: list[Operation] = []
+        #: The session-aware manager hears what happens here.
+        self.has_listener = False
         self._events: list[TierEvent] = []
+        #: Copies that every rank is done with, not dealt with yet.
+        self._ended: deque[Job] = deque()
         #: Contexts of requests that are about to be reported as finished.
         self._contexts_of: dict[str, tuple[SessionKey, int]] = {}
         #: Nothing is decided any more; copies under way are waited for.
@@ -84,12 +89,7 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     def fail_load(self, request_id: str) -> None:
         """The request waits for a load that could not be planned: let it compute."""
-        self.state.jobs.start(
-            Direction.LOAD,
-            (),
-            generation=self.state.generation,
-            request_id=request_id,
-        )
+        self._loads.fail(request_id)
 
     def on_request_finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]
@@ -124,16 +124,14 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     def on_report(self, results: Iterable[RankResult]) -> None:
         """Ranks are done with copies."""
-        for job in self.state.jobs.report(results):
-            if self.is_abandoned:
-                self._give_back(job)
-            elif job.direction is Direction.STORE:
-                self._on_stored(job)
-            else:
-                self._on_loaded(job)
-            for operation, num_blocks in job.waiters.items():
-                if not operation.has_ended:
-                    operation.on_copied(job, num_blocks)
+        self._ended.extend(self.state.jobs.report(results))
+        while self._ended:
+            job = self._ended.popleft()
+            try:
+                if not self.is_abandoned:
+                    self._on_ended(job)
+            finally:
+                self._release(job)
         self._end_operations()
 
     @property
@@ -174,6 +172,8 @@ class HostTier(SupportsSessionAwareKVManagement):
         self._events.clear()
         for operation in operations:
             self.state.gpu.unpin(operation.take_pins())
+        while self._ended:
+            self._release(self._ended.popleft())
 
     def reset(self) -> None:
         """All content is void. Copies under way end, and come to nothing."""
@@ -267,7 +267,7 @@ class HostTier(SupportsSessionAwareKVManagement):
                 for name in (
                     "external_hit_requests",
                     "external_hit_tokens",
-                    "loads_without_content",
+                    "failed_loads",
                     "failed_copies",
                     "saves_dropped",
                 )
@@ -329,73 +329,75 @@ class HostTier(SupportsSessionAwareKVManagement):
         self._operations = open_operations
 
     def _report(self, operation: Operation, handle: OperationHandle) -> None:
-        self._events.append(
-            TierEvent(
-                type=TierEventType.OPERATION,
-                operation_id=operation.operation_id,
-                handle=handle,
+        if self.has_listener:
+            self._events.append(
+                TierEvent(
+                    type=TierEventType.OPERATION,
+                    operation_id=operation.operation_id,
+                    handle=handle,
+                )
             )
-        )
 
-    def _give_back(self, job: Job) -> None:
+    def _release(self, job: Job) -> None:
+        """Gives back what a job held. Tails first in line, as everywhere."""
+        self.state.slots.unpin(job.slots[::-1])
         if job.request_id is None:
             self.state.gpu.unpin(job.blocks)
+
+    def _on_ended(self, job: Job) -> None:
+        if job.error is not None:
+            self.state.counts["failed_copies"] += 1
+        if job.direction is Direction.STORE:
+            self._on_stored(job)
+        elif job.request_id is not None:
+            self._on_loaded(job)
+            self._loads.on_job_ended(job)
+        else:
+            self._on_loaded(job)
+            self._on_prefetched(job)
+        for operation, num_blocks in job.waiters.items():
+            if not operation.has_ended:
+                operation.on_copied(job, num_blocks)
 
     def _on_stored(self, job: Job) -> None:
         state = self.state
         is_current = job.generation == state.generation
         is_wanted = job.is_policy or any(not op.has_ended for op in job.waiters)
-        if job.error is not None:
-            state.counts["failed_copies"] += 1
-        elif is_current and is_wanted:
+        if job.error is None and is_current and is_wanted:
             for copy in job.copies:
                 state.slots.publish(copy.slot, copy.content)
             state.keep(job.contexts)
             self._count(TierEventType.SAVE, job)
-        # Tails first in line, as everywhere.
-        state.slots.unpin(job.slots[::-1])
-        state.gpu.unpin(job.blocks)
 
     def _on_loaded(self, job: Job) -> None:
-        if job.error is not None:
-            self.state.counts["failed_copies"] += 1
-        else:
+        if job.error is None:
             self._count(TierEventType.LOAD, job)
-        if job.request_id is not None:
-            self._loads.on_job_ended(job)
-        else:
-            self._on_prefetched(job)
+            return
+        for content in job.contents:
+            self.state.slots.forget(content)
 
     def _on_prefetched(self, job: Job) -> None:
         state = self.state
-        owner = next(
+        prefetch = next(
             (op for op in job.waiters if isinstance(op, Prefetch) and not op.has_ended),
             None,
         )
-        state.slots.unpin(job.slots[::-1])
-        if job.error is not None:
-            for content in job.contents:
-                state.slots.forget(content)
-        if job.error is not None or job.generation != state.generation or owner is None:
-            state.gpu.unpin(job.blocks)
+        is_current = job.generation == state.generation
+        if job.error is not None or not is_current or prefetch is None:
             return
-        pins: list[Any] = []
-        dropped: list[Any] = []
+        blocks = []
         for copy in job.copies:
             present = state.gpu.find(copy.content)
             if present is None:
                 state.gpu.publish(copy.block, copy.content, copy.block_index)
-                pins.append(copy.block)
-            else:
-                # A request has computed it meanwhile: its block is the one to keep.
-                state.gpu.pin([present])
-                pins.append(present)
-                dropped.append(copy.block)
-        state.gpu.unpin(dropped)
-        owner.take_over(pins)
+            # Else a request has computed it meanwhile: its block is the one to keep.
+            blocks.append(present or copy.block)
+        prefetch.hold(blocks)
 
     def _count(self, kind: TierEventType, job: Job) -> None:
         """Adds to the latest event, so that a busy step makes few of them."""
+        if not self.has_listener:
+            return
         num_bytes = self.state.num_bytes(job.copies)
         last = self._events[-1] if self._events else None
         if last is not None and last.type is kind:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sam_connector.connector.tier.jobs import Copy, Job
 from sam_connector.connector.tier.state import TierState
-from sam_connector.core.slot_pool import Content, Slot
+from sam_connector.core.slot_pool import Content
 from sam_connector.core.types import BlockHash, GroupId
 from sam_connector.transfer.contract import Direction
 from sam_connector.vllm_adapter.chains import ChainReader
@@ -77,8 +77,8 @@ class RequestLoads:
         Which blocks these are follows from the allocation alone, whatever a look-up
         may have said before.
         """
-        state, copies = self._state, []
-        missing = False
+        state = self._state
+        copies: list[Copy] = []
         for group_id, block_size in self._chains.block_sizes.items():
             ids = block_ids[group_id]
             hashes = self._chains.hashes(request, group_id)
@@ -86,15 +86,11 @@ class RequestLoads:
                 content: Content = (group_id, hashes[index])
                 slot = state.slots.get(content)
                 if slot is None:
-                    missing = True
-                    slot = _NOWHERE
+                    self.fail(request.request_id)
+                    return
                 block = state.gpu.block(ids[index])
                 copies.append(Copy(content, block, slot, index))
-        if missing:
-            # The ranks report it as failed, and the request computes.
-            state.counts["loads_without_content"] += 1
-        else:
-            state.slots.pin([copy.slot for copy in copies])
+        state.slots.pin([copy.slot for copy in copies])
         state.counts["external_hit_requests"] += 1
         state.counts["external_hit_tokens"] += num_tokens
         state.jobs.start(
@@ -105,15 +101,20 @@ class RequestLoads:
             deadline=state.clock.now() + state.config.max_load_wait_s,
         )
 
+    def fail(self, request_id: str) -> None:
+        """A request waits for a load that there is no way to do: let it compute."""
+        self._state.counts["failed_loads"] += 1
+        self._state.jobs.start(
+            Direction.LOAD,
+            (),
+            generation=self._state.generation,
+            request_id=request_id,
+        )
+
     def on_job_ended(self, job: Job) -> None:
         assert job.request_id is not None
-        slots = [copy.slot for copy in job.copies if copy.slot is not _NOWHERE]
-        if len(slots) == len(job.copies):
-            self._state.slots.unpin(slots[::-1])
         if job.error is not None:
             self._failed.add(job.request_id)
-            for content in job.contents:
-                self._state.slots.forget(content)
 
     def on_request_finished(self, request_id: str) -> None:
         self._failed.discard(request_id)
@@ -131,7 +132,3 @@ class RequestLoads:
             if content not in slots:
                 return index - first
         return max(0, last - first)
-
-
-#: No slot: ranks refuse to copy from it.
-_NOWHERE: Any = Slot(0)

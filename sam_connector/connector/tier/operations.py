@@ -253,8 +253,9 @@ class Prefetch(Operation):
         self.num_pending -= num_blocks
         self._count(job, num_blocks)
 
-    def take_over(self, blocks: Sequence[Any]) -> None:
-        """Blocks that were loaded and published, pinned until the operation ends."""
+    def hold(self, blocks: Sequence[Any]) -> None:
+        """Pins blocks of the context until the operation ends."""
+        self._state.gpu.pin(blocks)
         self._pins.extend(blocks)
 
     @override
@@ -285,8 +286,7 @@ class Prefetch(Operation):
         while chain and len(copies) < budget:
             content = chain[0].content
             if (block := state.gpu.find(content)) is not None:
-                state.gpu.pin([block])
-                self._pins.append(block)
+                self.hold([block])
                 self._num_already += 1
             elif content in state.jobs.loading:
                 self._wait_for(state.jobs.loading[content])
