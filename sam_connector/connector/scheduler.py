@@ -91,12 +91,13 @@ class SchedulerSide:
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         if self.tier is not None and num_external_tokens:
-            self.guarded(
-                self.tier.start_load,
-                request,
-                blocks.get_block_ids(),
-                num_external_tokens,
-            )
+            if not self.tier.is_abandoned:
+                self.guarded(
+                    self.tier.start_load,
+                    request,
+                    blocks.get_block_ids(),
+                    num_external_tokens,
+                )
             if self.tier.is_abandoned:
                 # The request waits for it all the same.
                 self.tier.fail_load(request.request_id)

@@ -23,7 +23,7 @@ from sam_connector.connector.metadata import (
     WorkerReport,
 )
 from sam_connector.errors import ConfigurationError
-from sam_connector.transfer.contract import CopyEngine, Direction
+from sam_connector.transfer.contract import CopyEngine, Direction, JobResult
 from sam_connector.transfer.engine import make_copy_engine
 from sam_connector.transfer.host_pool import HostPool
 from sam_connector.transfer.layout import SlotLayout
@@ -94,6 +94,7 @@ class WorkerSide:
         #: the wait for another step. A GPU copies while it computes.
         self._finishes_in_step = device.type == "cpu"
         self._request_ids: dict[int, str] = {}
+        self._refused: list[JobResult] = []
         self._results: list[RankResult] = []
         logger.info(
             "host tier: %d slots of %d bytes on rank %d",
@@ -120,7 +121,8 @@ class WorkerSide:
             self.engine.drain(_MAX_DRAIN_S)
         received: set[str] = set()
         failed: set[str] = set()
-        for result in self.engine.poll():
+        refused, self._refused = self._refused, []
+        for result in (*refused, *self.engine.poll()):
             request_id = self._request_ids.pop(result.job_id, None)
             if result.error is not None:
                 logger.warning("copy failed: %s", result.error)
@@ -147,7 +149,10 @@ class WorkerSide:
     def _submit(self, metadata: SAMConnectorMetadata, direction: Direction) -> None:
         for job in metadata.jobs:
             if job.direction is direction:
-                self.engine.submit(job)
+                try:
+                    self.engine.submit(job)
+                except Exception as error:
+                    self._refused.append(JobResult(job.job_id, repr(error)))
 
 
 def _region(layer: torch.Tensor, spec: RegionSpec, num_blocks: int) -> torch.Tensor:

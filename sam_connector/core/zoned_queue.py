@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sam_connector.core.free_list import FreeList
@@ -105,6 +106,7 @@ class ZonedFreeQueue(FreeList):
         self._first_c: Any = self.fake_free_list_tail
         #: Claims with a run in zone C, latest deadline first.
         self._leased: list[Claim] = []
+        self._is_putting_back = False
         self.append_n(list(blocks))
 
     # --- what vLLM's block pool calls ---------------------------------------
@@ -176,6 +178,19 @@ class ZonedFreeQueue(FreeList):
         else:
             self._link_all(self.fake_free_list_tail, blocks)
         self.num_free_blocks += len(blocks)
+
+    @contextmanager
+    def putting_back(self) -> Iterator[None]:
+        """Blocks appended within come to the *front* of their claim's run.
+
+        For blocks that were taken off the list for a while without being used: first
+        in line before, first in line again.
+        """
+        self._is_putting_back = True
+        try:
+            yield
+        finally:
+            self._is_putting_back = False
 
     def prepend_n(self, blocks: Sequence[Any]) -> None:
         """Puts ``blocks``, whose content is worthless, at the very front."""
@@ -454,8 +469,29 @@ class ZonedFreeQueue(FreeList):
             self._link_run(self.fake_free_list_head.next_free_block, first, last)
         elif claim is None or claim.zone is Zone.A:
             self._link_run(self._first_b, first, last)
+        elif self._is_putting_back:
+            self._insert_in_front(claim, first, last, length)
         else:
             self._insert_run(claim, first, last, length)
+
+    def _insert_in_front(
+        self, claim: Claim, first: Any, last: Any, length: int
+    ) -> None:
+        """Links the chain as the start of the claim's run, which stays where it is."""
+        if claim.first is None and claim.zone is Zone.C:
+            self._insert_run(claim, first, last, length)
+            return
+        successor = self._first_b if claim.first is None else claim.first
+        if self._first_b is successor:
+            self._first_b = first
+        if claim.zone is Zone.C and self._first_c is successor:
+            self._first_c = first
+        self._link_run(successor, first, last)
+        claim.first = first
+        if claim.last is None:
+            claim.last = last
+        claim.num_free += length
+        self._num_retained += length
 
     # --- self-check -------------------------------------------------------------
 

@@ -84,6 +84,17 @@ class GpuCache:
         self._pool.free_blocks(reversed(blocks))
         self.num_pins -= len(blocks)
 
+    def put_back(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Undoes one ``pin`` each of free blocks: they were not used.
+
+        Their place in the free list is what it was, first of ``blocks`` first.
+        """
+        queue = self._pool.free_block_queue
+        assert isinstance(queue, ZonedFreeQueue)
+        with queue.putting_back():
+            self._pool.free_blocks(blocks)
+        self.num_pins -= len(blocks)
+
     def num_takeable(self, limit: int) -> int:
         """Blocks that can be taken, at most ``limit``.
 

@@ -88,16 +88,16 @@ class HostTier(SupportsSessionAwareKVManagement):
         self._loads.start(request, block_ids, num_tokens)
 
     def fail_load(self, request_id: str) -> None:
-        """The request waits for a load that could not be planned: let it compute."""
+        """A request waits for a load that was not planned: let it compute."""
         self._loads.fail(request_id)
 
     def on_request_finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]
     ) -> None:
         """A request is done and still has its blocks."""
+        self._loads.on_request_finished(request.request_id)
         if self.is_abandoned:
             return
-        self._loads.on_request_finished(request.request_id)
         context = self._contexts_of.pop(request.request_id, None)
         if not self._saver.wants_finished(is_session=context is not None):
             return
@@ -171,7 +171,7 @@ class HostTier(SupportsSessionAwareKVManagement):
         operations, self._operations = self._operations, []
         self._events.clear()
         for operation in operations:
-            self.state.gpu.unpin(operation.take_pins())
+            operation.let_go_of_pins()
         while self._ended:
             self._release(self._ended.popleft())
 
@@ -280,9 +280,10 @@ class HostTier(SupportsSessionAwareKVManagement):
         state.slots.check_integrity()
         state.contexts.check_integrity()
         pins: dict[int, int] = {}
-        for job in state.jobs.open_jobs().values():
-            for slot in job.slots:
-                pins[slot.block_id] = pins.get(slot.block_id, 0) + 1
+        pinned = [job.slots for job in state.jobs.open_jobs().values()]
+        pinned += [operation.slots for operation in self._operations]
+        for slot in (slot for slots in pinned for slot in slots):
+            pins[slot.block_id] = pins.get(slot.block_id, 0) + 1
         for slot in state.slots.blocks[1:]:
             if slot.num_pins != pins.get(slot.block_id, 0):
                 raise IntegrityError(f"slot {slot.index}: {slot.num_pins} pins")
@@ -341,7 +342,9 @@ class HostTier(SupportsSessionAwareKVManagement):
     def _release(self, job: Job) -> None:
         """Gives back what a job held. Tails first in line, as everywhere."""
         self.state.slots.unpin(job.slots[::-1])
-        if job.request_id is None:
+        if job.is_demotion:
+            self.state.gpu.put_back(job.blocks)
+        elif job.request_id is None:
             self.state.gpu.unpin(job.blocks)
 
     def _on_ended(self, job: Job) -> None:

@@ -44,6 +44,7 @@ class Job:
             about.
         contexts: contexts that hold what it stores.
         is_policy: stores what no operation asked for.
+        is_demotion: its blocks were free, in the order in which they will be taken.
         ranks: which are done.
         error: the first failure of any rank.
     """
@@ -58,6 +59,7 @@ class Job:
     waiters: dict[Any, int] = field(default_factory=dict)
     contexts: set[tuple[SessionKey, int]] = field(default_factory=set)
     is_policy: bool = False
+    is_demotion: bool = False
     ranks: set[int] = field(default_factory=set)
     error: str | None = None
 

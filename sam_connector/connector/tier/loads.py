@@ -36,6 +36,8 @@ class RequestLoads:
         self._alignment = lcm(*chains.block_sizes.values())
         #: Requests whose load has failed; they compute.
         self._failed: set[str] = set()
+        #: Requests that live and wait for a load.
+        self._waiting: set[str] = set()
 
     def num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -100,9 +102,15 @@ class RequestLoads:
             request_id=request.request_id,
             deadline=state.clock.now() + state.config.max_load_wait_s,
         )
+        self._waiting.add(request.request_id)
 
     def fail(self, request_id: str) -> None:
-        """A request waits for a load that there is no way to do: let it compute."""
+        """A request waits for a load that there is no way to do: let it compute.
+
+        Never a second time: vLLM hears of each load's end exactly once.
+        """
+        if request_id in self._waiting:
+            return
         self._state.counts["failed_loads"] += 1
         self._state.jobs.start(
             Direction.LOAD,
@@ -110,14 +118,18 @@ class RequestLoads:
             generation=self._state.generation,
             request_id=request_id,
         )
+        self._waiting.add(request_id)
 
     def on_job_ended(self, job: Job) -> None:
         assert job.request_id is not None
-        if job.error is not None:
-            self._failed.add(job.request_id)
+        if job.request_id in self._waiting:
+            self._waiting.remove(job.request_id)
+            if job.error is not None:
+                self._failed.add(job.request_id)
 
     def on_request_finished(self, request_id: str) -> None:
         self._failed.discard(request_id)
+        self._waiting.discard(request_id)
 
     def _num_found(
         self, group_id: GroupId, hashes: Sequence[BlockHash], first: int, last: int

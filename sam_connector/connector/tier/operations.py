@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from sam_connector.connector.tier.jobs import Copy, Job
 from sam_connector.connector.tier.state import TierState
-from sam_connector.core.slot_pool import Content
+from sam_connector.core.slot_pool import Content, Slot
 from sam_connector.core.tiers import ContextBlocks, OperationHandle
 from sam_connector.core.types import BlockCounts, EditStatus, SessionKey
 from sam_connector.transfer.contract import Direction
@@ -37,6 +37,7 @@ class Operation(ABC):
         session: whose.
         context_ids: of its contexts.
         num_pending: blocks that jobs work on.
+        slots: what it has pinned in the tier.
         has_ended: nothing more will come of it.
     """
 
@@ -53,6 +54,7 @@ class Operation(ABC):
         self.context_ids = [context.context_id for context in contexts]
         self.num_pending = 0
         self.has_ended = False
+        self.slots: list[Slot] = []
         self._reason: str | None = None
         self._num_requested = sum(
             len(hashes)
@@ -108,9 +110,10 @@ class Operation(ABC):
             status=EditStatus.REJECTED, blocks=handle.blocks, reason=self._reason
         )
 
-    def take_pins(self) -> list[Any]:
-        """Returns and forgets the engine's blocks that the operation holds."""
-        return []
+    def let_go_of_pins(self) -> None:
+        """Gives back the slots and blocks that the operation itself has pinned."""
+        slots, self.slots = self.slots, []
+        self._state.slots.unpin(slots[::-1])
 
     def _explanation(self, status: EditStatus) -> str | None:
         if status is EditStatus.COMPLETED:
@@ -142,7 +145,11 @@ class Operation(ABC):
 
 
 class Offload(Operation):
-    """Copies what the engine has of a session to the tier."""
+    """Copies what the engine has of a session to the tier.
+
+    What it counts as done stays pinned in the tier until it ends: in a small tier
+    the last of its blocks would otherwise displace the first.
+    """
 
     def __init__(
         self,
@@ -154,6 +161,7 @@ class Offload(Operation):
         super().__init__(state, operation_id, session, contexts)
         self._todo = deque(_distinct(_blocks(contexts)))
         self._num_requested = len(self._todo)
+        self._awaited: set[Content] = set()
         self._num_lost = 0
 
     @property
@@ -167,10 +175,12 @@ class Offload(Operation):
         sources: list[tuple[Content, Any]] = []
         while self._todo and len(sources) < budget:
             content = self._todo[0].content
-            if content in state.slots:
+            if (slot := state.slots.get(content)) is not None:
                 self._num_already += 1
+                self._pin([slot])
             elif content in state.jobs.storing:
                 self._wait_for(state.jobs.storing[content])
+                self._awaited.add(content)
             elif (block := state.gpu.find(content)) is not None:
                 sources.append((content, block))
             self._todo.popleft()
@@ -180,6 +190,7 @@ class Offload(Operation):
         job, num_stored = state.store(sources, contexts=owners, owner=self)
         if job is not None:
             self._wait_for(job, num_stored)
+            self._awaited.update(job.contents)
         elif not len(state.jobs):
             self._num_lost += len(sources) + len(self._todo)
             self._reason = "the host tier is full of leased contexts"
@@ -192,9 +203,16 @@ class Offload(Operation):
     @override
     def on_copied(self, job: Job, num_blocks: int) -> None:
         self.num_pending -= num_blocks
-        if self._count(job, num_blocks):
+        if not self._count(job, num_blocks):
+            self._num_lost += num_blocks
             return
-        self._num_lost += num_blocks
+        contents = [content for content in job.contents if content in self._awaited]
+        slots = map(self._state.slots.get, contents)
+        self._pin([slot for slot in slots if slot is not None])
+
+    def _pin(self, slots: Sequence[Slot]) -> None:
+        self._state.slots.pin(slots)
+        self.slots.extend(slots)
 
     @override
     def _is_safe(self) -> bool:
@@ -206,6 +224,7 @@ class Offload(Operation):
         if not self._num_lost:
             owners = [(self.session, context_id) for context_id in self.context_ids]
             self._state.keep(owners)
+        self.let_go_of_pins()
 
 
 class Prefetch(Operation):
@@ -271,12 +290,13 @@ class Prefetch(Operation):
                 self._state.directory.restore(
                     self.session, context_id, self._state.gpu.find_id
                 )
-        self._state.gpu.unpin(self.take_pins())
+        self.let_go_of_pins()
 
     @override
-    def take_pins(self) -> list[Any]:
+    def let_go_of_pins(self) -> None:
+        super().let_go_of_pins()
         pins, self._pins = self._pins, []
-        return pins
+        self._state.gpu.unpin(pins)
 
     def _advance_chain(
         self, chain: deque[_Block], copies: list[tuple[_Block, Any]], budget: int

@@ -134,15 +134,17 @@ class Saver:
                 sources.append((content, block))
                 contexts.update(state.gpu.contexts_of(block))
                 self._demoted[block.block_id] = content
-        self._store(sources, contexts)
+        self._store(sources, contexts, is_demotion=True)
 
     def _store(
         self,
         sources: list[tuple[Content, Any]],
         contexts: set[tuple[SessionKey, int]],
+        *,
+        is_demotion: bool = False,
     ) -> None:
         if sources:
             _, num_stored = self._state.store(
-                sources, is_policy=True, contexts=contexts
+                sources, is_policy=True, is_demotion=is_demotion, contexts=contexts
             )
             self._state.counts["saves_dropped"] += len(sources) - num_stored

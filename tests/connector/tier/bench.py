@@ -131,6 +131,7 @@ class Bench:
             directory=self.directory,
         )
         self.tier = HostTier(self.state, chains, demotion_window=window)
+        self.tier.has_listener = True
         self.num_operations = 0
 
     # --- the engine ------------------------------------------------------------
@@ -164,11 +165,15 @@ class Bench:
         for end in range(1, len(text) + 1):
             self.lose(text[:end])
 
-    def claim(self, text: str, zone: Zone, owner: Any = None) -> None:
-        """A session holds the blocks of a context in the engine's cache."""
+    def claim(self, text: str, zone: Zone, session: str = "s") -> None:
+        """A session's context 1 holds blocks in the engine's cache."""
         queue = self.adapter.free_queue
+        context = SimpleNamespace(
+            session=SimpleNamespace(key=key(session)), context_id=1
+        )
+        owner = SimpleNamespace(deadlines=[context])
         claim = queue.open_claim(owner, zone, 9.0)
-        for content in contents(text):
+        for content in reversed(contents(text)):  # the tail is the first to go
             block = self.state.gpu.find(content)
             assert block is not None
             queue.claim(block, claim)
@@ -239,6 +244,15 @@ class Bench:
         self.check()
         assert sent >= {job.job_id for job in self.jobs} - before
         return [described(job) for job in self.jobs if job.job_id in sent]
+
+    def finish(self, request: Any, text: str | None = None) -> list[str]:
+        """A request ends: its blocks are computed as far as ``text`` says."""
+        blocks = self.compute(request.text if text is None else text)
+        self.tier.on_request_finished(request, [[b.block_id for b in blocks]])
+        started = [described(job) for job in self.jobs]
+        self.pool.free_blocks(blocks[::-1])
+        self.check()
+        return started
 
     def report(
         self,

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm")
-
 from sam_connector.connector.metadata import EMPTY_METADATA, RankResult
 from sam_connector.connector.tier.jobs import Copy, Job, JobTable
 from sam_connector.core.slot_pool import Content, Slot

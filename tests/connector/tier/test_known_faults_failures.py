@@ -59,7 +59,7 @@ def test_c01_content_is_gone_between_look_up_and_load(mode: str, index: int) -> 
         on_allocation(driver, lambda: driver.tier.state.slots.forget(gone))
         driver.add("r", PROMPT, max_tokens=3)
         finish(driver)
-        assert driver.tier.stats()["loads_without_content"] == 1
+        assert driver.tier.stats()["failed_loads"] == 1
         assert_answered(driver, "r", PROMPT, 3)
         driver.check_no_leak()
 
