@@ -54,20 +54,22 @@ def _table(summary: dict[str, object]) -> str:
         "cpu_ratio_stock_self",
         "cpu_ratio_no_hints",
         "cpu_ratio_hints",
+        "cpu_ratio_no_hints_tier",
+        "cpu_ratio_hints_tier",
         "finish_ratio_4096",
     )
     aims = summary["aims"]
     assert isinstance(aims, dict)
-    lines = [f"{'':22s}  median   p10..p90            aim"]
+    lines = [f"{'':24s}  median   p10..p90            aim"]
     for name in names:
         spread = summary[f"{name}_p10_p90"]
         assert isinstance(spread, list)
         lines.append(
-            f"{name:22s}  {summary[name]:6.4f}   {spread[0]:.4f}..{spread[1]:.4f}"
+            f"{name:24s}  {summary[name]:6.4f}   {spread[0]:.4f}..{spread[1]:.4f}"
             f"      {aims.get(name, '-')}"
         )
     lines.append(
-        f"{'worst_step_ms':22s}  {summary['worst_step_ms']:6.3f}   "
+        f"{'worst_step_ms':24s}  {summary['worst_step_ms']:6.3f}   "
         f"traffic alone {summary['worst_step_traffic_only_ms']:.3f}"
     )
     return "\n".join(lines)

@@ -15,16 +15,22 @@ from benchmarks.no_hint_overhead.timing import Ratio, quiet_gc
 AIMS = {
     "cpu_ratio_no_hints": 1.02,
     "cpu_ratio_hints": 1.05,
+    "cpu_ratio_no_hints_tier": 1.02,
+    "cpu_ratio_hints_tier": 1.05,
     "finish_ratio_4096": 1.25,
 }
 
-#: Name, connector and hints of the arms; stock runs twice to show its own spread.
-ARMS: tuple[tuple[str, str, mix.Hinter], ...] = (
-    ("stock", "null", mix.no_hint),
-    ("no_hints", "sam", mix.no_hint),
-    ("hints", "sam", mix.agent_hint),
-    ("stock_again", "null", mix.no_hint),
-)
+#: The arms by name; stock runs twice to show its own spread.
+ARMS: dict[str, mix.Arm] = {
+    "stock": mix.Arm(connector="null"),
+    "no_hints": mix.Arm(connector="sam"),
+    "hints": mix.Arm(connector="sam", hinter=mix.agent_hint),
+    "no_hints_tier": mix.Arm(connector="sam", settings=mix.WITH_TIER),
+    "hints_tier": mix.Arm(
+        connector="sam", hinter=mix.agent_hint, settings=mix.WITH_TIER
+    ),
+    "stock_again": mix.Arm(connector="null"),
+}
 
 Note = Callable[[str], None]
 
@@ -43,6 +49,8 @@ def measure(num_pairs: int, *, note: Note) -> dict[str, object]:
     for name, arm in (
         ("cpu_ratio_no_hints", "no_hints"),
         ("cpu_ratio_hints", "hints"),
+        ("cpu_ratio_no_hints_tier", "no_hints_tier"),
+        ("cpu_ratio_hints_tier", "hints_tier"),
         ("cpu_ratio_stock_self", "stock_again"),
     ):
         summary |= _ratio(name, Ratio.of(times_s[arm], stock_s))
@@ -69,13 +77,10 @@ def measure_mix(
 ) -> dict[str, list[float]]:
     """CPU seconds of every arm, once per pair; arms take turns by the round."""
     rounds = mix.plan(shape)
-    times_s: dict[str, list[float]] = {name: [] for name, _, _ in ARMS}
+    times_s: dict[str, list[float]] = {name: [] for name in ARMS}
     for pair in range(-1, num_pairs):
         note("warm-up" if pair < 0 else f"pair {pair + 1} of {num_pairs}")
-        runs = [
-            (name, mix.MixRun(shape, rounds, connector, hinter))
-            for name, connector, hinter in ARMS
-        ]
+        runs = [(name, mix.MixRun(shape, rounds, arm)) for name, arm in ARMS.items()]
         with quiet_gc():
             for turn in range(len(rounds)):
                 shift = (pair + turn) % len(runs)

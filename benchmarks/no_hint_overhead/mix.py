@@ -8,11 +8,13 @@ what differs is the connector and whether a hint goes along.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from benchmarks.no_hint_overhead.timing import NS_PER_S, StepTimer
@@ -23,6 +25,7 @@ from benchmarks.scheduler_harness import (
     make_request,
     make_scheduler,
 )
+from sam_connector.connector.metadata import RankResult, WorkerReport
 
 BLOCK_SIZE = 16
 
@@ -109,6 +112,19 @@ def _agent_turns(shape: MixShape, rng: random.Random, agent: int) -> list[Planne
     return turns
 
 
+def finish_copies(scheduled: SchedulerOutput) -> KVConnectorOutput | None:
+    """A rank that is done with every copy at once: what deciding costs, no bytes."""
+    metadata = scheduled.kv_connector_metadata
+    jobs = getattr(metadata, "jobs", ())
+    if not jobs:
+        return None
+    results = frozenset(RankResult(0, job.job_id, None) for job in jobs)
+    return KVConnectorOutput(
+        finished_recving=set(metadata.request_ids.values()),
+        kv_connector_worker_meta=WorkerReport(results),
+    )
+
+
 def _tokens(rng: random.Random, count: int) -> list[int]:
     return rng.choices(range(VOCAB_SIZE), k=count)
 
@@ -131,6 +147,19 @@ def build(rounds: list[list[PlannedTurn]], hinter: Hinter) -> list[list[Request]
     ]
 
 
+#: Settings of an arm with the host tier, which has room for twice the pool.
+WITH_TIER: Mapping[str, Any] = {"host_bytes": "8MiB"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One of the servers that are compared; ``settings`` are the connector's."""
+
+    connector: str
+    hinter: Hinter = no_hint
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
 class MixRun:
     """One arm on its way through the mix, a round at a time.
 
@@ -138,20 +167,18 @@ class MixRun:
     """
 
     def __init__(
-        self,
-        shape: MixShape,
-        rounds: list[list[PlannedTurn]],
-        connector: str,
-        hinter: Hinter,
+        self, shape: MixShape, rounds: list[list[PlannedTurn]], arm: Arm
     ) -> None:
         self.scheduler = make_scheduler(
-            connector,
+            arm.connector,
             num_blocks=shape.num_blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=shape.max_running,
+            extra_config=arm.settings,
         )
-        self.timer = StepTimer(self.scheduler)
-        self._rounds = iter(build(rounds, hinter))
+        worker = finish_copies if arm.settings else None
+        self.timer = StepTimer(self.scheduler, worker)
+        self._rounds = iter(build(rounds, arm.hinter))
 
     def serve_round(self) -> None:
         requests = next(self._rounds)
@@ -163,7 +190,8 @@ class MixRun:
     def close(self) -> float:
         """Checks for leaks; returns the CPU seconds of the scheduler."""
         cpu_s = self.timer.total_ns / NS_PER_S
-        self.timer.step()
+        while self.scheduler.has_requests():
+            self.timer.step()
         check_idle_pool(self.scheduler)
         self.scheduler.shutdown()
         return cpu_s

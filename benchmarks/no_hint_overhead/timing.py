@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from benchmarks.scheduler_harness import Batch, complete, execute
+from benchmarks.scheduler_harness import Batch, ConnectorWorker, complete, execute
 
 NS_PER_S = 1e9
 
@@ -22,11 +22,13 @@ class StepTimer:
     """Drives a scheduler and sums the CPU time of its calls on this thread.
 
     Attributes:
+        worker: stands in for the connector's worker role; off the clock.
         total_ns: all calls since the start.
         step_ns: per step, ``schedule`` and ``update_from_output`` together.
     """
 
     scheduler: Scheduler
+    worker: ConnectorWorker | None = None
     total_ns: int = 0
     step_ns: list[int] = field(default_factory=list)
 
@@ -40,7 +42,9 @@ class StepTimer:
         start_ns = time.thread_time_ns()
         scheduler_output = self.scheduler.schedule()
         schedule_ns = time.thread_time_ns() - start_ns
-        batch = Batch(scheduler_output, execute(self.scheduler, scheduler_output))
+        batch = Batch(
+            scheduler_output, execute(self.scheduler, scheduler_output, self.worker)
+        )
         start_ns = time.thread_time_ns()
         complete(self.scheduler, batch)
         update_ns = time.thread_time_ns() - start_ns

@@ -107,7 +107,7 @@ class SchedulerSide:
     def on_step(self) -> SAMConnectorMetadata:
         """Does what is due; returns what the ranks are to copy."""
         metadata = None
-        if self.tier is not None:
+        if self.tier is not None and self.tier.is_due:
             metadata = self.guarded(self.tier.on_step)
         if self.host is not None:
             if self.tier is not None and self.tier.has_events:

@@ -86,6 +86,7 @@ class ZonedFreeQueue(FreeList):
             B is touched, so that what has expired can be given up first.
         on_reassigned: called with claimed blocks that are handed out, and their
             claim, after they have left it.
+        num_taken: blocks handed out so far.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ZonedFreeQueue(FreeList):
         self.on_shortage: Callable[[int], None] = _ignore_shortage
         self.on_reassigned: Callable[[Sequence[Any], Claim], None] = _ignore_reassigned
         self.enforce = enforce
+        self.num_taken = 0
         #: Claims that have not ended, and blocks marked: zero means stock behaviour.
         self._num_claims = 0
         #: Free blocks in zones B and C together.
@@ -127,6 +129,7 @@ class ZonedFreeQueue(FreeList):
             return []
         if not 0 < n <= self.num_free_blocks:
             raise ValueError(f"cannot take {n} of {self.num_free_blocks} free blocks")
+        self.num_taken += n
         num_missing = n - self.num_free_blocks + self._num_retained
         if num_missing > 0:
             self.on_shortage(num_missing)

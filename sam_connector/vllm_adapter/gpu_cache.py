@@ -72,7 +72,8 @@ class GpuCache:
         return self._pool.blocks[block_id]
 
     def holds(self, block: KVCacheBlock, content: Content) -> bool:
-        return not block.is_null and content_of(block) == content
+        key = make_block_hash_with_group_id(VllmBlockHash(content[1]), content[0])
+        return block.block_hash == key
 
     def pin(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Keeps blocks from being reused; must be undone by ``unpin``."""
@@ -135,6 +136,12 @@ class GpuCache:
         if isinstance(queue, ZonedFreeQueue):
             return queue.num_unclaimed
         return queue.num_free_blocks
+
+    @property
+    def num_taken(self) -> int:
+        """Blocks handed out so far, where sessions can hold any."""
+        queue = self._pool.free_block_queue
+        return queue.num_taken if isinstance(queue, ZonedFreeQueue) else 0
 
     def retained(self) -> Iterator[KVCacheBlock]:
         """Free blocks that sessions hold, next to be lost first."""

@@ -103,23 +103,26 @@ class HostTier(SupportsSessionAwareKVManagement):
             return
         gpu = self.state.gpu
         chains = self._chains.computed(request, block_ids)
-        self._saver.save_finished(
-            (
-                ((group_id, block_hash), gpu.block(block_id))
-                for group_id, chain in chains.items()
-                for block_hash, block_id in zip(
-                    chain.hashes, chain.block_ids, strict=False
-                )
-            ),
-            context,
-        )
+        for group_id, chain in chains.items():
+            self._saver.save_finished(
+                (
+                    ((group_id, chain.hashes[index]), gpu.block(chain.block_ids[index]))
+                    for index in reversed(range(len(chain.block_ids)))
+                ),
+                context,
+            )
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ``on_step`` has anything to do; cheap, asked in every step."""
+        return bool(self._operations or self.state.jobs.has_new or self._saver.is_due)
 
     def on_step(self) -> SAMConnectorMetadata:
         """Plans copies; returns what the ranks are to start in this step."""
-        if self.is_abandoned:
-            return self.state.jobs.take_metadata()
-        self._advance_operations()
-        self._saver.on_step()
+        if not self.is_abandoned:
+            if self._operations:
+                self._advance_operations()
+            self._saver.on_step()
         return self.state.jobs.take_metadata()
 
     def on_report(self, results: Iterable[RankResult]) -> None:

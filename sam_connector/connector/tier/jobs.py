@@ -111,6 +111,11 @@ class JobTable:
             by_content.setdefault(copy.content, job)
         return job
 
+    @property
+    def has_new(self) -> bool:
+        """Whether there are jobs that the ranks have not heard of."""
+        return bool(self._new)
+
     def take_metadata(self) -> SAMConnectorMetadata:
         """What the ranks are to start now."""
         if not self._new:

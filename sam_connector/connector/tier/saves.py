@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -34,11 +35,16 @@ class Saver:
     def __init__(self, state: TierState, *, demotion_window: int) -> None:
         self._state = state
         self._window = demotion_window
+        #: So many blocks must be handed out before it is worth looking again.
+        self._stride = max(1, demotion_window // 8)
+        self._demotes = state.config.save_policy is SavePolicy.HINTED
+        #: ``num_taken`` of the engine when demotion looked last.
+        self._looked_at = -self._stride
         self._backlog: deque[tuple[Content, tuple[SessionKey, int] | None]] = deque()
-        #: By block id the content that was demoted from there. A block is demoted
-        #: once: in a tier smaller than the engine's cache two blocks would otherwise
-        #: displace each other's copies for ever.
-        self._demoted: dict[int, Content] = {}
+        #: By block id the hash of the content that demotion has seen there. A block
+        #: is demoted once: in a tier smaller than the engine's cache two blocks would
+        #: otherwise displace each other's copies for ever.
+        self._seen: dict[int, bytes] = {}
 
     @property
     def policy(self) -> SavePolicy:
@@ -64,15 +70,15 @@ class Saver:
         What exceeds the budget is queued, and saved if it is still there by then.
 
         Args:
-            blocks: content and block, as the request's tables say.
+            blocks: content and block as the request's table of one group says, last
+                block first. What precedes a block that the tier has is there as well,
+                or was given up.
             context: whose blocks these are, if they are a session's.
         """
         state = self._state
-        wanted = [
-            (content, block)
-            for content, block in blocks
-            if state.is_wanted(content) and state.gpu.holds(block, content)
-        ]
+        new = itertools.takewhile(lambda item: state.is_wanted(item[0]), blocks)
+        wanted = [item for item in new if state.gpu.holds(item[1], item[0])]
+        wanted.reverse()
         budget = max(0, state.budget)
         self._store(wanted[:budget], set() if context is None else {context})
         for content, _ in wanted[budget:]:
@@ -81,10 +87,15 @@ class Saver:
                 state.counts["saves_dropped"] += 1
             self._backlog.append((content, context))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether ``on_step`` has anything to do; cheap, asked in every step."""
+        return bool(self._backlog) or (self._demotes and self._may_look)
+
     def on_step(self) -> None:
         if self._backlog:
             self._save_queued()
-        if self.policy is SavePolicy.HINTED:
+        if self._demotes and self._may_look:
             self._demote()
 
     def _save_queued(self) -> None:
@@ -108,32 +119,38 @@ class Saver:
 
     def clear(self) -> None:
         self._backlog.clear()
-        self._demoted.clear()
+        self._seen.clear()
+        self._looked_at = -self._stride
+
+    @property
+    def _may_look(self) -> bool:
+        return self._state.gpu.num_taken - self._looked_at >= self._stride
 
     @property
     def _is_under_pressure(self) -> bool:
         return self._state.gpu.num_unclaimed < self._window
 
     def _demote(self) -> None:
-        state = self._state
-        num_looked_at = self._window - state.gpu.num_unclaimed
-        if num_looked_at <= 0:
+        state, seen = self._state, self._seen
+        self._looked_at = state.gpu.num_taken
+        num_next = self._window - state.gpu.num_unclaimed
+        if num_next <= 0:
             return
         budget = state.budget
         sources: list[tuple[Content, Any]] = []
         contexts: set[tuple[SessionKey, int]] = set()
-        for position, block in enumerate(state.gpu.retained()):
-            if position >= num_looked_at or len(sources) >= budget:
+        for block in itertools.islice(state.gpu.retained(), num_next):
+            key = block.block_hash
+            if key is None or seen.get(block.block_id) == key:
+                continue
+            if len(sources) >= budget:
+                self._looked_at = -self._stride  # again in the next step
                 break
+            seen[block.block_id] = key
             content = content_of(block)
-            if (
-                content is not None
-                and state.is_wanted(content)
-                and self._demoted.get(block.block_id) != content
-            ):
+            if content is not None and state.is_wanted(content):
                 sources.append((content, block))
                 contexts.update(state.gpu.contexts_of(block))
-                self._demoted[block.block_id] = content
         self._store(sources, contexts, is_demotion=True)
 
     def _store(

@@ -6,6 +6,7 @@ pytest.importorskip("vllm")
 
 from benchmarks.no_hint_overhead.measure import ARMS, measure_mix
 from benchmarks.no_hint_overhead.mix import (
+    Arm,
     MixRun,
     MixShape,
     agent_hint,
@@ -62,11 +63,10 @@ def test_hints_of_an_agents_life() -> None:
     assert agent_hint(last)["context_management"] == {"edits": [{"type": "evict"}]}
 
 
-@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm[0])
-def test_each_arm_serves_the_mix_and_leaks_nothing(arm: tuple) -> None:  # type: ignore[type-arg]
-    _, connector, hinter = arm
+@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+def test_each_arm_serves_the_mix_and_leaks_nothing(arm: Arm) -> None:
     rounds = plan(SMALL)
-    run = MixRun(SMALL, rounds, connector, hinter)
+    run = MixRun(SMALL, rounds, arm)
     for _ in rounds:
         run.serve_round()
     assert run.close() > 0
@@ -76,6 +76,6 @@ def test_every_pair_times_every_arm() -> None:
     notes: list[str] = []
     times_s = measure_mix(SMALL, 2, note=notes.append)
     assert {name: len(times) for name, times in times_s.items()} == {
-        name: 2 for name, _, _ in ARMS
+        name: 2 for name in ARMS
     }
     assert notes == ["warm-up", "pair 1 of 2", "pair 2 of 2"]
