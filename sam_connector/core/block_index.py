@@ -79,6 +79,9 @@ class BlockIndex:
         self._roots: dict[tuple[GroupId, BlockHash], Segment] = {}
         #: (block, context) pairs recorded, the RFC's TTL records.
         self.num_records = 0
+        #: Blocks in the tree, each once; those of contexts that were given up but
+        #: not forgotten are among them.
+        self.num_blocks = 0
 
     # --- questions ------------------------------------------------------------
 
@@ -272,7 +275,7 @@ class BlockIndex:
     def clear(self) -> None:
         """Forgets everything."""
         self._roots.clear()
-        self.num_records = 0
+        self.num_records = self.num_blocks = 0
 
     # --- internals ------------------------------------------------------------
 
@@ -292,6 +295,7 @@ class BlockIndex:
         deadline: float,
     ) -> Segment:
         """Adds blocks below ``parent``, in place where nobody else is concerned."""
+        self.num_blocks += len(added)
         if (
             parent is not None
             and not parent.children
@@ -382,6 +386,7 @@ class BlockIndex:
         while node is not None and not (
             node.deadlines or node.children or node.num_leaves
         ):
+            self.num_blocks -= len(node.hashes)
             if node.parent is None:
                 self._roots.pop((node.group_id, node.hashes[0]), None)
             else:
@@ -443,6 +448,9 @@ class BlockIndex:
             records += len(segment.hashes) * len(segment.deadlines)
         if records != self.num_records:
             raise IntegrityError(f"{records} records, counted {self.num_records}")
+        num_blocks = sum(len(segment.hashes) for segment in segments)
+        if num_blocks != self.num_blocks:
+            raise IntegrityError(f"{num_blocks} blocks, counted {self.num_blocks}")
         num_leaves = dict.fromkeys(segments, 0)
         for holder in holders:
             for leaf in holder.leaves.values():

@@ -301,11 +301,15 @@ class ContextBook:
     def _make_room(self, num_records: int, keep: Session) -> bool:
         """Drops old sessions until ``num_records`` more fit; bounded work."""
         for _ in range(8):
-            if self.index.num_records + num_records <= self.limits.max_records:
+            if self._fits(num_records):
                 return True
             if not self._drop_oldest_session(keep):
                 return False
-        return self.index.num_records + num_records <= self.limits.max_records
+        return self._fits(num_records)
+
+    def _fits(self, num_records: int) -> bool:
+        used = max(self.index.num_records, self.index.num_blocks)
+        return used + num_records <= self.limits.max_records
 
     def _drop_oldest_session(self, keep: Session | None = None) -> bool:
         victim = self.sessions.victim()

@@ -12,7 +12,8 @@ class Limits:
     Attributes:
         max_sessions: sessions known at once, over all tenants.
         max_contexts: contexts per session.
-        max_records: (block, context) pairs over all sessions.
+        max_records: (block, context) pairs over all sessions, and blocks that are
+            remembered though no session holds them.
         max_tree_depth: generations from a session to its oldest ancestor, when it
             names its parent.
         max_edits: edits in one hint or control call.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sam_connector.core.limits import Limits
+from sam_connector.core.tiers import OperationHandle
 from sam_connector.core.types import EditStatus, EditType, SessionKey
 from tests.core.builders import EVICT, OFFLOAD, Engine, FakeTier, evict_range, key
 
@@ -75,7 +76,7 @@ def test_limit_max_records() -> None:
 
 
 def test_limit_max_records_counts_what_is_held_again() -> None:
-    engine = Engine(ranges=True, limits=Limits(max_records=6))
+    engine = Engine(ranges=True, limits=Limits(max_records=9))
     engine.turn("s", "abcdef")
     engine.edit("s", evict_range(0, 3))
     engine.turn("t", "xyz")
@@ -206,3 +207,17 @@ def test_limit_max_expiries_per_step() -> None:
     engine.step()
     engine.step()
     engine.assert_nothing_left()
+
+
+def test_contexts_that_were_offloaded_count_towards_the_records() -> None:
+    """They hold no block of the engine, and are remembered all the same."""
+    tier = FakeTier(EditType.OFFLOAD)
+    tier.answer = OperationHandle(status=EditStatus.COMPLETED, is_safe=True)
+    engine = Engine(tiers=[tier], limits=Limits(max_records=8))
+    for number in range(6):
+        engine.turn(f"s{number}", f"{number}ab")
+        engine.edit(f"s{number}", OFFLOAD)
+    assert engine.manager.stats().records == 0
+    assert engine.manager.book.index.num_blocks <= 8
+    assert engine.manager.stats().sessions_dropped > 0
+    engine.check_integrity()

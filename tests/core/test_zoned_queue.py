@@ -347,3 +347,48 @@ def test_in_shadow_mode_nothing_is_retained() -> None:
     queue.claim(blocks[0], queue.open_claim("x", Zone.C, 5.0))
     assert list(queue.retained()) == []
     assert queue.num_unleased(9) == 3
+
+
+@pytest.mark.parametrize(
+    ("layout", "taken"),
+    [
+        ("AAbbbcc", [2]),
+        ("AAbbbcc", [2, 3]),
+        ("AAbbbcc", [2, 3, 4]),
+        ("bb", [0, 1]),
+        ("AA999555", [2, 3]),
+        ("AA999555", [2, 3, 4]),
+        ("bb99", [0, 1]),
+        ("bbb99", [0, 1]),
+        ("99", [0, 1]),
+    ],
+)
+def test_what_is_put_back_is_first_in_line_again(layout: str, taken: list[int]) -> None:
+    bench = Bench(layout)
+    before = bench.order
+    bench.use(*taken)
+    with bench.queue.putting_back():
+        bench.free(*taken)
+    assert bench.order == before
+    bench.use(*taken)
+    bench.free(*taken)
+    assert sorted(bench.order) == sorted(before)
+
+
+def test_what_is_put_back_and_is_nobodys_any_more_goes_where_that_goes() -> None:
+    bench = Bench("AAbb")
+    bench.use(2)
+    bench.queue.end_claim(bench.claim("b"))
+    with bench.queue.putting_back():
+        bench.free(2)
+    assert bench.order == [0, 1, 3, 2]
+
+
+def test_a_block_that_is_put_back_keeps_others_from_nothing() -> None:
+    """Once it is over the queue is what it was."""
+    bench = Bench("bb")
+    with pytest.raises(RuntimeError), bench.queue.putting_back():
+        raise RuntimeError
+    bench.use(0)
+    bench.free(0)
+    assert bench.order == [1, 0]

@@ -258,14 +258,15 @@ class Prefetch(Operation):
 
     @override
     def advance(self, budget: int) -> None:
-        copies: list[tuple[_Block, Any]] = []
-        while self._chains and len(copies) < budget:
-            if self._chains[0]:
-                self._advance_chain(self._chains[0], copies, budget)
+        # One sequence after the other, so that the next finds a shared prefix on its
+        # way already.
+        while self._chains and budget > 0:
+            copies = self._advance_chain(self._chains[0], budget)
             if not self._chains[0]:
                 self._chains.popleft()
-        if copies:
-            self._load(copies)
+            if copies:
+                self._load(copies)
+            budget -= len(copies)
 
     @override
     def on_copied(self, job: Job, num_blocks: int) -> None:
@@ -299,10 +300,15 @@ class Prefetch(Operation):
         self._state.gpu.unpin(pins)
 
     def _advance_chain(
-        self, chain: deque[_Block], copies: list[tuple[_Block, Any]], budget: int
-    ) -> None:
-        """Goes on with one sequence, up to the first block that is nowhere."""
+        self, chain: deque[_Block], budget: int
+    ) -> list[tuple[_Block, Slot]]:
+        """Goes on with one sequence, up to the first block that is nowhere.
+
+        Returns:
+            What to load, and where it is.
+        """
         state = self._state
+        copies: list[tuple[_Block, Slot]] = []
         while chain and len(copies) < budget:
             content = chain[0].content
             if (block := state.gpu.find(content)) is not None:
@@ -314,10 +320,11 @@ class Prefetch(Operation):
                 copies.append((chain[0], slot))
             else:
                 chain.clear()  # without it, what follows is no prefix
-                return
+                break
             chain.popleft()
+        return copies
 
-    def _load(self, wanted: list[tuple[_Block, Any]]) -> None:
+    def _load(self, wanted: list[tuple[_Block, Slot]]) -> None:
         state = self._state
         num_blocks = state.gpu.num_takeable(len(wanted))
         if num_blocks < len(wanted):
