@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml Makefile
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-demo: setup ## Replay real coding agents against stock vLLM and against ours
+demo: setup ## Replay real coding agents against stock vLLM, a plain tier, and hints
 	$(BIN)/python -m benchmarks.demo
 
 serve: setup ## Start the demo's server with the connector, for use by hand
@@ -44,6 +44,7 @@ lint: setup ## Check style, types and layers
 bench: setup ## Run the CPU benchmarks
 	$(BIN)/python -m benchmarks.no_hint_overhead --json
 	$(BIN)/python -m benchmarks.trace_replay
+	$(BIN)/python -m benchmarks.transfer_bandwidth --device cpu --json
 
 clean: ## Remove the virtual environment and every cache
 	rm -rf $(VENV) .cache

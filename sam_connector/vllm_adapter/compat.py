@@ -7,6 +7,7 @@ says which one in its log. A vLLM outside the supported range is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from importlib import metadata
 from typing import Any
@@ -49,6 +50,17 @@ _POOL_FIELDS = (
     "enable_caching",
 )
 
+#: What the host tier needs in addition.
+_POOL_METHODS = ("touch", "free_blocks", "get_new_blocks", "_insert_block_hash")
+
+_PLACEMENT_FIELDS = (
+    "layers",
+    "layer_stride",
+    "block_stride",
+    "offset",
+    "host_resident",
+)
+
 _REQUEST_FIELDS = (
     "block_hashes",
     "num_computed_tokens",
@@ -88,6 +100,21 @@ def check_version() -> None:
             f"sam-connector needs vLLM {low} up to but not including {high}; "
             f"this is {version}"
         )
+
+
+def missing_for_tier(kv_cache_manager: Any) -> list[str]:
+    """Names that only the host tier relies on and the running vLLM lacks."""
+    from vllm.v1.kv_cache_interface import KVCacheTensor
+
+    pool = kv_cache_manager.block_pool
+    missing = [f"BlockPool.{name}" for name in _POOL_METHODS if not hasattr(pool, name)]
+    if not hasattr(pool.cached_block_hash_to_block, "get_one_block"):
+        missing.append("BlockHashToBlockMap.get_one_block")
+    known = {field.name for field in dataclasses.fields(KVCacheTensor)}
+    missing += [
+        f"KVCacheTensor.{name}" for name in _PLACEMENT_FIELDS if name not in known
+    ]
+    return missing
 
 
 def missing_internals(kv_cache_manager: Any) -> list[str]:

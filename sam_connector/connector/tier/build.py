@@ -13,6 +13,7 @@ from sam_connector.core.clock import MonotonicClock
 from sam_connector.core.slot_pool import SlotPool
 from sam_connector.core.tier_contexts import TierContexts
 from sam_connector.transfer.layout import SLOT_ALIGNMENT
+from sam_connector.vllm_adapter import compat
 from sam_connector.vllm_adapter.chains import ChainReader
 from sam_connector.vllm_adapter.geometry import (
     record_bytes,
@@ -52,6 +53,14 @@ def build_host_tier(
         num_slots: what every rank has room for, where that is known.
     """
     if not config.is_enabled or not kv_cache_manager.enable_caching:
+        return None
+    missing = compat.missing_for_tier(kv_cache_manager)
+    if missing:
+        logger.error(
+            "the host tier is off: this vLLM (%s) has changed %s",
+            compat.vllm_version(),
+            ", ".join(missing),
+        )
         return None
     reason = why_not_holdable(vllm_config, kv_cache_config, kv_cache_manager)
     if reason is not None:
