@@ -158,10 +158,13 @@ class GpuCache:
             return ()
         return [(c.session.key, c.context_id) for c in claim.owner.deadlines]
 
-
-def content_of(block: KVCacheBlock) -> Content | None:
-    """What a block of the engine holds; ``None`` if that has no name."""
-    key = block.block_hash
-    if key is None:
-        return None
-    return GroupId(get_group_id(key)), BlockHash(bytes(get_block_hash(key)))
+    def content_of(self, block: KVCacheBlock) -> Content | None:
+        """What a block holds; ``None`` if that has no name or is not a whole block."""
+        key = block.block_hash
+        if key is None:
+            return None
+        group_id = GroupId(get_group_id(key))
+        num_tokens = block.block_hash_num_tokens
+        if num_tokens is not None and num_tokens % self._block_sizes[group_id]:
+            return None
+        return group_id, BlockHash(bytes(get_block_hash(key)))

@@ -21,6 +21,9 @@ from sam_connector.core.tiers import ContextBlocks, OperationHandle
 from sam_connector.core.types import BlockCounts, EditStatus, SessionKey
 from sam_connector.transfer.contract import Direction
 
+#: How long an offload waits for a slot while copies for others hold some.
+_MAX_STALL_S = 2.0
+
 
 class _Block(NamedTuple):
     """A block of a context: its content, and its position in the sequence."""
@@ -163,6 +166,7 @@ class Offload(Operation):
         self._num_requested = len(self._todo)
         self._awaited: set[Content] = set()
         self._num_lost = 0
+        self._stalled_since: float | None = None
 
     @property
     @override
@@ -191,12 +195,13 @@ class Offload(Operation):
         if job is not None:
             self._wait_for(job, num_stored)
             self._awaited.update(job.contents)
-        elif not len(state.jobs):
+            self._stalled_since = None
+        elif self._has_stalled():
             self._num_lost += len(sources) + len(self._todo)
             self._reason = "the host tier is full of leased contexts"
             self._todo.clear()
             return
-        # For lack of slots; copies under way will give some back.
+        # For lack of slots; copies under way may give some back.
         rest = [_Block(content, 0) for content, _ in sources[num_stored:]]
         self._todo.extendleft(reversed(rest))
 
@@ -209,6 +214,13 @@ class Offload(Operation):
         contents = [content for content in job.contents if content in self._awaited]
         slots = map(self._state.slots.get, contents)
         self._pin([slot for slot in slots if slot is not None])
+
+    def _has_stalled(self) -> bool:
+        """Whether there is no slot to be had, and none to be expected soon."""
+        now = self._state.clock.now()
+        if self._stalled_since is None:
+            self._stalled_since = now
+        return not len(self._state.jobs) or now - self._stalled_since > _MAX_STALL_S
 
     def _pin(self, slots: Sequence[Slot]) -> None:
         self._state.slots.pin(slots)

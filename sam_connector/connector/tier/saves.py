@@ -11,7 +11,6 @@ from sam_connector.config import SavePolicy
 from sam_connector.connector.tier.state import TierState
 from sam_connector.core.slot_pool import Content
 from sam_connector.core.types import SessionKey
-from sam_connector.vllm_adapter.gpu_cache import content_of
 
 #: Blocks that wait to be saved; beyond that the oldest are not saved.
 _MAX_BACKLOG = 65_536
@@ -147,7 +146,7 @@ class Saver:
                 self._looked_at = -self._stride  # again in the next step
                 break
             seen[block.block_id] = key
-            content = content_of(block)
+            content = state.gpu.content_of(block)
             if content is not None and state.is_wanted(content):
                 sources.append((content, block))
                 contexts.update(state.gpu.contexts_of(block))
