@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, overload
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from sam_connector.core.retention import Retention, Segment
 from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId
@@ -38,33 +38,6 @@ class Holder(Protocol):
     def siblings(self) -> Sequence[Holder]:
         """All holders of the same session, this one included."""
         ...
-
-
-class LazyBlockIds(Sequence[BlockId]):
-    """Where each block of a context is, looked up only where it is asked for.
-
-    Args:
-        hashes: the context's blocks.
-        find: where a block is, 0 for nowhere.
-    """
-
-    def __init__(
-        self, hashes: Sequence[BlockHash], find: Callable[[BlockHash], BlockId]
-    ) -> None:
-        self._hashes = hashes
-        self._find = find
-
-    def __len__(self) -> int:
-        return len(self._hashes)
-
-    @overload
-    def __getitem__(self, index: int) -> BlockId: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[BlockId]: ...
-    def __getitem__(self, index: int | slice) -> BlockId | Sequence[BlockId]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self._find(self._hashes[index])
 
 
 class BlockIndex:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from sam_connector.core.block_index import BlockIndex
 from sam_connector.core.limits import Limits
@@ -43,6 +44,33 @@ class Chain:
 
 
 Chains = Mapping[GroupId, Chain]
+
+
+class LazyBlockIds(Sequence[BlockId]):
+    """Where each block of a context is, looked up only where it is asked for.
+
+    Args:
+        hashes: the context's blocks.
+        find: where a block is, 0 for nowhere.
+    """
+
+    def __init__(
+        self, hashes: Sequence[BlockHash], find: Callable[[BlockHash], BlockId]
+    ) -> None:
+        self._hashes = hashes
+        self._find = find
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    @overload
+    def __getitem__(self, index: int) -> BlockId: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[BlockId]: ...
+    def __getitem__(self, index: int | slice) -> BlockId | Sequence[BlockId]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._find(self._hashes[index])
 
 
 def _ignore(context: Context) -> None:

@@ -11,17 +11,17 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sam_connector.core.block_index import BlockIndex, LazyBlockIds
-from sam_connector.core.contexts import Chain, Chains, ContextBook
+from sam_connector.core.block_index import BlockIndex
+from sam_connector.core.contexts import Chain, Chains, ContextBook, LazyBlockIds
 from sam_connector.core.edits import EditController
 from sam_connector.core.limits import Limits
 from sam_connector.core.retention import BlockPoolPort, Retention
 from sam_connector.core.session_index import Context, Session
 from sam_connector.core.stats import Stats
+from sam_connector.core.tier_relay import TierRelay
 from sam_connector.core.tiers import (
     ContextBlocks,
     SupportsSessionAwareKVManagement,
-    TierEvent,
     TierEventType,
 )
 from sam_connector.core.ttl import LeaseTable
@@ -85,7 +85,6 @@ class SessionAwareManager:
     ) -> None:
         self._limits = limits
         self._ranges_enabled = ranges_enabled
-        self._tiers = tiers
         self._retention = Retention(
             pool,
             num_blocks=num_blocks,
@@ -97,16 +96,15 @@ class SessionAwareManager:
         self._edits = EditController(
             self._book, tiers, ranges_enabled=ranges_enabled, id_prefix=id_prefix
         )
-        self._leases.on_change = self._on_lease_changed
-        self._book.on_dropped = self._on_dropped
+        self._relay = TierRelay(self._book, self._edits, tiers)
+        self._leases.on_change = self._relay.on_lease_changed
+        self._book.on_dropped = self._relay.on_dropped
         self._requests: dict[str, _RequestRecord] = {}
         self._num_hinted = 0
         self._num_granted = 0
         self._num_refused = 0
         self._num_expired = 0
         self._num_rejected = 0
-        self._tier_counts = dict.fromkeys(TierEventType, 0)
-        self._tier_bytes = dict.fromkeys(TierEventType, 0)
 
     # --- requests -----------------------------------------------------------------
 
@@ -188,7 +186,7 @@ class SessionAwareManager:
         ):
             self._num_refused += 1
         if context is not None:
-            self._register_in_tiers(request_id, record.session, context)
+            self._relay.on_request_finished(request_id, context)
         self._book.drop_if_empty(record.session)
         return results
 
@@ -264,11 +262,8 @@ class SessionAwareManager:
         expired = self._leases.take_expired(now, limit)
         for context in expired:
             self._expire(context, now)
-        tiers = self._tiers()
-        for tier in tiers:
-            for event in tier.take_session_events():
-                self._on_tier_event(event)
-        return len(expired) == limit or any(tier.is_polled for tier in tiers)
+        is_polled = self._relay.take_events()
+        return is_polled or len(expired) == limit
 
     def relieve(self, num_blocks: int, now: float) -> None:
         """The pool is about to break into claims: first give up what is not due.
@@ -366,10 +361,10 @@ class SessionAwareManager:
             contexts_superseded=book.num_superseded,
             hints_rejected=self._num_rejected,
             edits=dict(self._edits.counts),
-            saved_bytes=self._tier_bytes[TierEventType.SAVE],
-            loaded_bytes=self._tier_bytes[TierEventType.LOAD],
-            tier_misses=self._tier_counts[TierEventType.MISS],
-            tier_pressure=self._tier_counts[TierEventType.PRESSURE],
+            saved_bytes=self._relay.num_bytes[TierEventType.SAVE],
+            loaded_bytes=self._relay.num_bytes[TierEventType.LOAD],
+            tier_misses=self._relay.counts[TierEventType.MISS],
+            tier_pressure=self._relay.counts[TierEventType.PRESSURE],
         )
 
     def check_integrity(self) -> None:
@@ -495,31 +490,6 @@ class SessionAwareManager:
         else:
             self._book.drop(context)
             self._book.drop_if_empty(context.session)
-
-    def _register_in_tiers(
-        self, request_id: str, session: Session, context: Context
-    ) -> None:
-        if context.is_live:
-            contents = functools.partial(self._book.blocks_of, context)
-            for tier in self._tiers():
-                tier.register_cache(session.key, request_id, contents)
-
-    def _on_lease_changed(self, context: Context) -> None:
-        for tier in self._tiers():
-            tier.set_lease(context.session.key, context.context_id, context.deadline)
-
-    def _on_dropped(self, context: Context) -> None:
-        for tier in self._tiers():
-            tier.release(context.session.key, context.context_id)
-
-    def _on_tier_event(self, event: TierEvent) -> None:
-        count = 1 if event.type is TierEventType.PRESSURE else event.num_blocks
-        self._tier_counts[event.type] += count
-        self._tier_bytes[event.type] += event.num_bytes
-        if event.type is TierEventType.OPERATION:
-            assert event.operation_id is not None
-            assert event.handle is not None
-            self._edits.complete(event.operation_id, event.handle)
 
 
 __all__ = ["Chain", "Chains", "SessionAwareManager"]

@@ -15,8 +15,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from sam_connector.core.claim import Claim
 from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId, Zone
-from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
+from sam_connector.core.zoned_queue import ZonedFreeQueue
 from sam_connector.errors import IntegrityError
 
 

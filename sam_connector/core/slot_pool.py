@@ -8,12 +8,13 @@ same order as the engine does: unclaimed, then held by a session, then leased.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from sam_connector.core.claim import Claim
 from sam_connector.core.retention import BlockMetaUpdate
 from sam_connector.core.types import BlockHash, BlockId, GroupId, Zone
-from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
+from sam_connector.core.zoned_queue import ZonedFreeQueue
 from sam_connector.errors import IntegrityError
 
 #: What a slot holds: a block of one group.
@@ -84,6 +85,10 @@ class SlotPool:
         """Slots that can be had without breaking a lease, at most ``limit``."""
         return self.free_queue.num_unleased(limit)
 
+    def missing(self, contents: Iterable[Content]) -> list[Content]:
+        """Those of ``contents`` that no slot holds, in their order."""
+        return [content for content in contents if content not in self._slots]
+
     def get(self, content: Content) -> Slot | None:
         return self._slots.get(content)
 
@@ -133,7 +138,9 @@ class SlotPool:
         slot = self._slots.pop(content, None)
         if slot is not None:
             slot.content = None
-            if not slot.num_pins:
+            if slot.num_pins:
+                self.free_queue.disown(slot)
+            else:
                 self.free_queue.remove(slot)
                 self.free_queue.prepend_n([slot])
 

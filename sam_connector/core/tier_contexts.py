@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
-from sam_connector.core.block_index import BlockIndex, LazyBlockIds
+from sam_connector.core.block_index import BlockIndex
+from sam_connector.core.contexts import LazyBlockIds
 from sam_connector.core.retention import Retention, Segment
 from sam_connector.core.slot_pool import SlotPool
 from sam_connector.core.tiers import ContextBlocks
@@ -79,7 +80,6 @@ class TierContexts:
                 len(hashes),
                 deadline=context.deadline,
             )
-            self._index.set_deadline(context, group_id, context.deadline)
 
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         """Leases the context's slots until ``deadline``; 0 for no longer."""

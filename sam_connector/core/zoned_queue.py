@@ -24,33 +24,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sam_connector.core.claim import Claim
 from sam_connector.core.free_list import FreeList
 from sam_connector.core.types import Zone
 from sam_connector.errors import IntegrityError
-
-
-class Claim:
-    """One owner's claim on any number of blocks, free or in use.
-
-    Attributes:
-        owner: passed to nobody but ``on_reassigned``'s listener.
-        zone: where its free blocks are; A once the claim has ended.
-        deadline: position in zone C.
-        first: first free block of the run, ``None`` if there is none.
-        last: last free block of the run.
-        num_free: length of the run.
-    """
-
-    __slots__ = ("deadline", "first", "last", "num_free", "owner", "zone")
-
-    def __init__(self, owner: Any, zone: Zone, deadline: float = 0.0) -> None:
-        self.owner = owner
-        self.zone = zone
-        self.deadline = deadline
-        self.first: Any = None
-        self.last: Any = None
-        self.num_free = 0
-
 
 #: Marks a block in use whose content is dead: next in line once it is freed.
 _NEXT_IN_LINE = Claim(None, Zone.A)
@@ -311,6 +288,10 @@ class ZonedFreeQueue(FreeList):
         if run[0] is not None:
             head = self.fake_free_list_head.next_free_block
             self._link_run(head if front else self._first_b, *run[:2])
+
+    def disown(self, block: Any) -> None:
+        """What a block in use holds is gone, and with it the claim on it."""
+        self._report_reassigned([block])
 
     def reuse_when_freed(self, blocks: Sequence[Any]) -> None:
         """Marks blocks in use, of no claim, to be the next ones once they are freed."""

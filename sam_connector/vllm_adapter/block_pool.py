@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.kv_cache_utils import BlockHash as VllmBlockHash
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
+from sam_connector.core.claim import Claim
 from sam_connector.core.retention import BlockMetaUpdate
 from sam_connector.core.types import BlockHash, BlockId, GroupId
-from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
+from sam_connector.core.zoned_queue import ZonedFreeQueue
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 import pytest
 
+from benchmarks.engine_config import KVShape
 from sam_connector.errors import ConfigurationError
-from tests.connector.driving import STREAMS, Driver, hint
+from tests.connector.driving import STREAMS, Driver, TieredDriver, hint
 
 pytestmark = pytest.mark.vllm
 
@@ -100,3 +102,80 @@ def test_p12_request_ids_are_opaque(request_id: str) -> None:
     driver = Driver()
     driver.run(request_id, STREAMS[0][:64], agent_hint=hint("s", ttl=60))
     driver.check_no_leak()
+
+
+# --- with a host tier -------------------------------------------------------
+
+
+def again(driver: Driver, *, policy: str) -> Any:
+    """Another connector of the same kind, with this policy for failed loads."""
+    connector: Any = driver.scheduler.connector
+    config = copy.copy(connector._vllm_config)
+    config.kv_transfer_config = copy.copy(config.kv_transfer_config)
+    config.kv_transfer_config.kv_load_failure_policy = policy
+    return type(connector)(config, connector.role, connector._kv_cache_config)
+
+
+def test_a_load_that_fails_must_not_fail_a_request() -> None:
+    """vLLM's default would; without a host tier nothing is ever loaded."""
+    driver = Driver(extra_config={"host_bytes": 1 << 20})
+    with pytest.raises(ConfigurationError, match="kv_load_failure_policy") as raised:
+        again(driver, policy="fail")
+    assert "'fail'" in str(raised.value)
+    again(driver, policy="recompute")
+    again(Driver(), policy="fail")
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_ranks_shake_hands_only_where_they_may_differ(stages: int) -> None:
+    """Behind a MultiConnector only one connector is heard: better not ours."""
+    with TieredDriver(pipeline_parallel_size=stages) as driver:
+        met = [w.connector.get_handshake_metadata() for w in driver.ranks.workers]
+        expected = [None] if stages == 1 else [2048 // 2] * 2
+        assert [m and m.num_slots for m in met] == expected
+
+
+def test_without_a_host_tier_a_rank_does_nothing() -> None:
+    with TieredDriver(host_bytes=None) as driver:
+        (worker,) = driver.ranks.workers
+        assert worker.worker_side is None
+        assert worker.connector.get_handshake_metadata() is None
+        assert worker.connector.build_connector_worker_meta() is None
+        driver.run("r", STREAMS[0][:64], agent_hint=hint("s", ttl=60))
+        assert driver.tier is None
+        assert not driver.side.has_pinned_blocks
+        driver.check_no_leak()
+
+
+def test_a_rank_that_registers_anew_lets_go_of_its_first_memory() -> None:
+    with TieredDriver() as driver:
+        (worker,) = driver.ranks.workers
+        first = worker.worker_side
+        worker.connector.register_kv_caches(worker.model.kv_caches)
+        assert worker.worker_side is not first
+        with pytest.raises(ValueError, match="closed"):
+            _ = first.pool.tensor
+
+
+def test_a_rank_without_layers_copies_nothing() -> None:
+    with TieredDriver() as driver:
+        connector: Any = driver.scheduler.connector
+        worker = type(connector)(
+            connector._vllm_config, connector.role, connector._kv_cache_config
+        )
+        worker.register_kv_caches({})
+        assert worker.worker_side is None
+
+
+def test_a_model_that_the_tier_cannot_hold_is_served_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with TieredDriver(shape=KVShape(sliding_window=32)) as driver:
+        assert driver.tier is None
+        assert all(worker.worker_side is None for worker in driver.ranks.workers)
+        driver.run("r", STREAMS[0][:200], agent_hint=hint("s", ttl=60))
+        (result,) = driver.edit("s", {"type": "offload"})
+        assert result["status"] == "unsupported"
+        driver.check_no_leak()
+    said = [r for r in caplog.records if "without the host tier" in r.getMessage()]
+    assert len(said) == 1

@@ -8,7 +8,6 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -71,14 +70,14 @@ def test_merging_leaves_the_reports_as_they_are() -> None:
 
 def test_vllm_merges_the_reports_of_all_ranks() -> None:
     """A rank that has nothing to say reports ``None``."""
-    outputs = []
-    for report in (
+    outputs: list[ModelRunnerOutput | None] = []
+    for said in (
         WorkerReport(frozenset([RankResult(0, 1, None)])),
         None,
         WorkerReport(frozenset([RankResult(2, 1, "failed"), RankResult(2, 2, None)])),
     ):
         output = ModelRunnerOutput(req_ids=[], req_id_to_index={})
-        output.kv_connector_output = KVConnectorOutput(kv_connector_worker_meta=report)
+        output.kv_connector_output = KVConnectorOutput(kv_connector_worker_meta=said)
         outputs.append(output)
     merged = KVOutputAggregator(3).aggregate(outputs)
     assert merged is not None

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sam_connector.core.claim import Claim
 from sam_connector.core.retention import BlockMetaUpdate
 from sam_connector.core.types import BlockHash, BlockId, GroupId
-from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
+from sam_connector.core.zoned_queue import ZonedFreeQueue
 
 #: Content of a block in one KV cache group.
 Content = tuple[BlockHash, GroupId]

@@ -76,13 +76,15 @@ def test_limit_max_records() -> None:
 
 
 def test_limit_max_records_counts_what_is_held_again() -> None:
-    engine = Engine(ranges=True, limits=Limits(max_records=9))
+    engine = Engine(ranges=True, limits=Limits(max_records=14))
     engine.turn("s", "abcdef")
     engine.edit("s", evict_range(0, 3))
-    engine.turn("t", "xyz")
-    assert engine.manager.stats().records == 6
+    engine.turn("t", "abcxyz")
+    engine.turn("u", "abcuv")
+    assert engine.manager.stats().records == 14
     running = engine.start("s", "abcdef")
     engine.check_integrity()
+    assert engine.manager.stats().records <= 14
     engine.generate(running, "g")
     engine.finish(running)
     engine.check_integrity()

@@ -117,6 +117,24 @@ def test_released_content_is_given_up_last_or_first(front: bool, order: str) -> 
     assert in_line(pool_of(contexts)) == order
 
 
+def test_contexts_of_one_session_are_not_taken_for_several_sessions() -> None:
+    """What several sessions had is not put in front: the next may use it."""
+    contexts = tier("abc", num_slots=5)
+    put(pool_of(contexts), contents("xy"))
+    for session, order in ((S, "cbayx"), (T, "yxcba")):
+        contexts.keep(S, blocks_of("abc", 1))
+        contexts.keep(session, blocks_of("abc", 2))
+        contexts.release(S, 1, front=True)
+        contexts.release(session, 2, front=True)
+        assert in_line(pool_of(contexts)) == order
+        assert contexts._contexts == {}
+        pool_of(contexts).unpin(pool_of(contexts).allocate(0))
+        for slot in list(pool_of(contexts).free_queue.get_all_free_blocks()):
+            if slot.content in contents("xy"):
+                pool_of(contexts).pin([slot])
+                pool_of(contexts).unpin([slot])
+
+
 def test_a_range_is_released_alone() -> None:
     contexts = tier("abcdef")
     contexts.keep(S, blocks_of("abcdef", deadline=9.0))
@@ -217,6 +235,22 @@ def test_forgotten_content_is_held_no_longer() -> None:
     contexts.keep(S, blocks_of("abc"))
     pool_of(contexts).forget(contents("abc")[1])
     assert (contexts.num_held(S), contexts.num_claimed) == (2, 2)
+    contexts.check_integrity()
+
+
+def test_content_forgotten_while_it_is_copied_and_stored_anew_is_held() -> None:
+    contexts = tier("a")
+    pool = pool_of(contexts)
+    contexts.keep(S, blocks_of("a", deadline=9.0))
+    old = pool.get(contents("a")[0])
+    assert old is not None
+    pool.pin([old])
+    pool.forget(contents("a")[0])
+    assert contexts.num_held(S) == 0
+    put(pool, contents("a"))
+    contexts.keep(S, blocks_of("a", deadline=9.0))
+    pool.unpin([old])
+    assert (contexts.num_held(S), leased(contexts)) == (1, 1)
     contexts.check_integrity()
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from sam_connector.core.claim import Claim
 from sam_connector.core.types import Zone
-from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
+from sam_connector.core.zoned_queue import ZonedFreeQueue
 from sam_connector.errors import IntegrityError
 from tests.core.pool import FakeBlock
 

@@ -18,8 +18,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from sam_connector.core.claim import Claim
 from sam_connector.core.types import Zone
-from sam_connector.core.zoned_queue import Claim, ZonedFreeQueue
+from sam_connector.core.zoned_queue import ZonedFreeQueue
 from tests.core.pool import FakeBlock
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -87,7 +87,7 @@ def outcome(server: LiveServer, operation_id: str) -> dict[str, Any]:
 
     def has_ended() -> bool:
         found.update(server.get(f"/v1/agent/operations/{operation_id}").json())
-        return found["status"] != "accepted"
+        return bool(found["status"] != "accepted")
 
     wait_for(has_ended, f"the end of {operation_id}")
     return found

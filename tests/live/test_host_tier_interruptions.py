@@ -6,6 +6,7 @@ Copies are held until the test lets them go on, so the middle is where it says.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -44,6 +45,8 @@ FIRST_STEP = 4
 LEASE = {"cache_control": {"ttl": 600}}
 RESET = "/reset_prefix_cache"
 NUM_PARALLEL = 10
+#: The default: how long a request waits for what is loaded for another.
+MAX_LOAD_WAIT_S = 1.0
 
 both_kinds = pytest.mark.parametrize("kind", ["offload", "prefetch"])
 
@@ -154,18 +157,22 @@ def test_request_waits_for_a_prefetch_of_its_blocks(
     server, prompt = tier_server, _session(tier_server)
     with counted(server, "loaded_bytes") as risen, gate_of(server) as gate:
         gate.hold()
+        begun = time.monotonic()
         operation = begin(server, "s", "prefetch")
         gate.wait_for_held()
         with ThreadPoolExecutor(1) as pool:
             request = pool.submit(server.complete, prompt)
             wait_for(lambda: _num_waiting(server) == 1, "the request")
             gate.open()
+            may_load = time.monotonic() - begun > MAX_LOAD_WAIT_S
             answer = request.result()
         outcome(server, operation)
     assert tokens_of(answer) == tokens_of(stock_server.complete(prompt))
     assert cached_tokens(answer) == CONTEXT_TOKENS
-    # Twice where the machine is so slow that the request ran out of patience.
-    assert risen["loaded_bytes"] <= 2 * NUM_BLOCKS * BLOCK_BYTES
+    # On a machine so slow that the request ran out of patience it may have loaded
+    # them itself.
+    num_loaded = risen["loaded_bytes"] // BLOCK_BYTES
+    assert num_loaded == NUM_BLOCKS or (may_load and num_loaded <= 2 * NUM_BLOCKS)
 
 
 def test_request_does_not_wait_for_ever(

@@ -89,7 +89,8 @@ class _HoldingGate(CopyGate):
 def _worker_side() -> WorkerSide:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    side: WorkerSide = get_kv_transfer_group().worker_side
+    connector: Any = get_kv_transfer_group()
+    side: WorkerSide = connector.worker_side
     return side
 
 

@@ -102,15 +102,12 @@ class HostTier(SupportsSessionAwareKVManagement):
         if not self._saver.wants_finished(is_session=context is not None):
             return
         gpu = self.state.gpu
-        chains = self._chains.computed(request, block_ids)
-        for group_id, chain in chains.items():
-            self._saver.save_finished(
-                (
-                    ((group_id, chain.hashes[index]), gpu.block(chain.block_ids[index]))
-                    for index in reversed(range(len(chain.block_ids)))
-                ),
-                context,
-            )
+        blocks = {
+            (group_id, block_hash): gpu.block(block_id)
+            for group_id, chain in self._chains.computed(request, block_ids).items()
+            for block_hash, block_id in zip(chain.hashes, chain.block_ids, strict=False)
+        }
+        self._saver.save_finished(blocks, context)
 
     @property
     def is_due(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from sam_connector.config import SavePolicy
@@ -61,7 +61,7 @@ class Saver:
 
     def save_finished(
         self,
-        blocks: Iterable[tuple[Content, Any]],
+        blocks: Mapping[Content, Any],
         context: tuple[SessionKey, int] | None,
     ) -> None:
         """Saves the computed blocks of a request, which still has them.
@@ -69,15 +69,18 @@ class Saver:
         What exceeds the budget is queued, and saved if it is still there by then.
 
         Args:
-            blocks: content and block as the request's table of one group says, last
-                block first. What precedes a block that the tier has is there as well,
-                or was given up.
+            blocks: block by content, as the request's tables say.
             context: whose blocks these are, if they are a session's.
         """
         state = self._state
-        new = itertools.takewhile(lambda item: state.is_wanted(item[0]), blocks)
-        wanted = [item for item in new if state.gpu.holds(item[1], item[0])]
-        wanted.reverse()
+        # All of them: the tier may have lost the beginning of what it has the end of.
+        missing = state.slots.missing(blocks)
+        wanted = [
+            (content, blocks[content])
+            for content in missing
+            if content not in state.jobs.storing
+            and state.gpu.holds(blocks[content], content)
+        ]
         budget = max(0, state.budget)
         self._store(wanted[:budget], set() if context is None else {context})
         for content, _ in wanted[budget:]:

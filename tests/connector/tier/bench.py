@@ -298,7 +298,8 @@ class Bench:
         assert self.state.gpu.num_pins == self.state.slots.num_pinned == 0
         assert not any(b.ref_cnt for b in self.pool.blocks if not b.is_null)
         assert self.state.num_inflight == 0
-        assert not (self.state.jobs.storing or self.state.jobs.loading)
+        assert not self.state.jobs.storing
+        assert not self.state.jobs.loading
 
 
 def described(job: Job) -> str:

@@ -26,18 +26,9 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def saving(policy: str = "all", **options: Any) -> TieredDriver:
-    """A driver that saves what completes; copies end when the gates say so."""
+    """A driver with a save policy; ``all`` unless it says another."""
     more = {"save_policy": policy, **options.pop("extra_config", {})}
-    driver = TieredDriver(extra_config=more, **options)
-    let_copies_outlast_steps(driver)
-    return driver
-
-
-def let_copies_outlast_steps(driver: TieredDriver) -> None:
-    """As on a GPU; on a CPU a step waits for its copies."""
-    for worker in driver.ranks.workers:
-        if worker.worker_side is not None:
-            worker.worker_side._finishes_in_step = False
+    return TieredDriver(extra_config=more, **options)
 
 
 def saved(*prompts: list[int], **options: Any) -> TieredDriver:
@@ -125,10 +116,13 @@ def num_blocks(jobs: list[CopyJob]) -> int:
     return sum(len(part.block_ids) for job in jobs for part in job.parts)
 
 
+def connector_of(driver: TieredDriver) -> Any:
+    return driver.scheduler.connector
+
+
 def matched(driver: TieredDriver, request: Any, num_computed: int = 0) -> Any:
     """What the connector answers to vLLM's question."""
-    connector: Any = driver.scheduler.connector
-    return connector.get_num_new_matched_tokens(request, num_computed)
+    return connector_of(driver).get_num_new_matched_tokens(request, num_computed)
 
 
 def waiting_request(prompt: list[int], **options: Any) -> Any:

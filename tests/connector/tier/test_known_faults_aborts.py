@@ -20,6 +20,7 @@ from tests.connector.tier.situations import (
     STORE,
     account,
     assert_answered,
+    connector_of,
     finish,
     hold,
     jobs_of,
@@ -44,21 +45,22 @@ MULTI = (
 def reports_of(driver: TieredDriver) -> Counter[str]:
     """Counts what the scheduler is told to have been received or sent."""
     told: Counter[str] = Counter()
-    update = driver.scheduler._update_from_kv_xfer_finished
+    scheduler: Any = driver.scheduler
+    update = scheduler._update_from_kv_xfer_finished
 
     def count(output: Any) -> None:
         told.update(output.finished_recving or ())
         told.update(f"sent {r}" for r in output.finished_sending or ())
         update(output)
 
-    driver.scheduler._update_from_kv_xfer_finished = count  # type: ignore[method-assign]
+    scheduler._update_from_kv_xfer_finished = count
     return told
 
 
 def answers_of(driver: TieredDriver) -> list[tuple[str, bool]]:
     """Request ids, and whether their blocks are to be kept, as they finish."""
     answers: list[tuple[str, bool]] = []
-    connector: Any = driver.scheduler.connector
+    connector = connector_of(driver)
     finished = connector.request_finished_all_groups
 
     def tell(request: Any, block_ids: Any) -> tuple[bool, Any]:
@@ -99,7 +101,7 @@ def test_e01_aborted_before_it_was_scheduled(policy: str, looked_up: bool) -> No
 
 @pytest.mark.parametrize("mode", MODES)
 def test_e15_no_request_keeps_its_blocks_when_it_ends(mode: str) -> None:
-    """Nothing computed, less than a block, everything saved already, or much to save."""
+    """Nothing computed, less than a block, all of it saved already, much to save."""
     with saved(**MODES[mode]) as driver:
         answers, told = answers_of(driver), reports_of(driver)
         driver.add("nothing", PROMPT)
@@ -168,7 +170,7 @@ def test_e13_no_order_of_ends_unpins_twice(
         ends: dict[str, Callable[[], object]] = {
             "complete": lambda: driver.ranks.gates[0].release(error=error),
             "abort": lambda: abort_now(driver, "r"),
-            "reset": lambda: driver.scheduler.connector.reset_cache(),
+            "reset": lambda: connector_of(driver).reset_cache(),
         }
         for name in order:
             ends[name]()
@@ -193,7 +195,7 @@ def test_e06_another_connector_wins_the_look_up(ours_first: bool, mode: str) -> 
         "kv_connector_extra_config": settings,
         "kv_load_failure_policy": "recompute",
     }
-    toy = child("ToyConnector", "tests.connector.toy_connector")
+    toy: dict[str, Any] = child("ToyConnector", "tests.connector.toy_connector")
     toy |= {"kv_connector_extra_config": {"fault": None}}
     with TieredDriver(
         MULTI,
@@ -202,7 +204,7 @@ def test_e06_another_connector_wins_the_look_up(ours_first: bool, mode: str) -> 
         gate=None,
         **MODES[mode],
     ) as driver:
-        connector: Any = driver.scheduler.connector
+        connector = connector_of(driver)
         other = connector.sub_connectors[ours_first]
         told = reports_of(driver)
         run_until_idle(driver, "save", PROMPT)
@@ -226,7 +228,7 @@ def run_until_idle(driver: TieredDriver, request_id: str, prompt: list[int]) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_e06_a_load_is_reported_once_though_hints_went_off_meanwhile(
+def test_e06_a_load_is_reported_once_though_hints_went_off(
     mode: str,
 ) -> None:
     """An error of ours between look-up and allocation, e.g. in a callback of it."""
@@ -316,7 +318,9 @@ def states() -> dict[str, Callable[[TieredDriver], None]]:
         loaded(driver)
         step(driver, 60)
 
-    return {f.__name__: f for f in (queued, loading, loaded, failed, running, saving_it)}
+    return {
+        f.__name__: f for f in (queued, loading, loaded, failed, running, saving_it)
+    }
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -344,7 +348,7 @@ def test_e10_abort_from_any_state_gives_the_budget_back(state: str, mode: str) -
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_e10_nothing_is_remembered_of_a_request_that_left_before_its_load_failed(
+def test_e10_nothing_is_remembered_of_who_left_before_the_failure(
     mode: str,
 ) -> None:
     with saved(**MODES[mode]) as driver:

@@ -16,6 +16,7 @@ from tests.connector.tier.situations import (
     PROMPT,
     account,
     assert_answered,
+    connector_of,
     finish,
     hold,
     jobs_of,
@@ -39,7 +40,7 @@ TWO_GROUPS = KVShape(num_full_groups=2)
 def spy_on_allocations(driver: TieredDriver) -> list[tuple[list[int], int]]:
     """Block ids of the first group and external tokens of each allocation."""
     told: list[tuple[list[int], int]] = []
-    connector: Any = driver.scheduler.connector
+    connector = connector_of(driver)
     update = connector.update_state_after_alloc
 
     def update_and_tell(request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -85,9 +86,9 @@ def test_a03_claim_allocation_and_copies_are_one_range(
         assert external == (9 - num_local) * BLOCK_SIZE
         for gate in driver.ranks.gates:
             loads = jobs_of(gate, LOAD)[num_before:]
-            assert [
-                list(part.block_ids) for job in loads for part in job.parts
-            ] == ([ids[num_local:]] if external else [])
+            assert [list(part.block_ids) for job in loads for part in job.parts] == (
+                [ids[num_local:]] if external else []
+            )
         assert len(ids) == (9 if external else 10)
         driver.check_no_leak()
 
@@ -139,7 +140,7 @@ def test_a07_asked_fifty_times_one_load(mode: str) -> None:
         waiting = driver.add("r", PROMPT, max_tokens=2)
         step(driver, 3)
         blocks = driver.scheduler.kv_cache_manager.get_blocks("r")
-        connector: Any = driver.scheduler.connector
+        connector = connector_of(driver)
         connector.update_state_after_alloc(waiting, blocks, 0)
         step(driver, 3)
         for gate in driver.ranks.gates:
@@ -195,7 +196,7 @@ def test_a10_what_is_loaded_follows_from_the_allocation(settled: int) -> None:
         manager = driver.scheduler.kv_cache_manager
         blocks = manager.block_pool.get_new_blocks(9)
         ids = [block.block_id for block in blocks]
-        connector: Any = driver.scheduler.connector
+        connector = connector_of(driver)
         wrapped = type("Blocks", (), {"get_block_ids": lambda _: (ids,)})()
         connector.update_state_after_alloc(request, wrapped, (9 - settled) * BLOCK_SIZE)
         (job,) = connector.build_connector_meta(None).jobs
@@ -220,7 +221,8 @@ def test_b01_a_request_that_must_not_read_a_cache_computes_everything() -> None:
         request = driver.add("r", PROMPT, max_tokens=3)
         request.skip_reading_prefix_cache = True
         scheduled = 0
-        schedule = driver.scheduler.schedule
+        scheduler: Any = driver.scheduler
+        schedule = scheduler.schedule
 
         def count() -> Any:
             nonlocal scheduled
@@ -228,7 +230,7 @@ def test_b01_a_request_that_must_not_read_a_cache_computes_everything() -> None:
             scheduled += output.num_scheduled_tokens.get("r", 0)
             return output
 
-        driver.scheduler.schedule = count  # type: ignore[method-assign]
+        scheduler.schedule = count
         unchanged = account(driver)
         assert matched(driver, request) == (0, False)
         assert account(driver) == unchanged
