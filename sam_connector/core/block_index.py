@@ -298,7 +298,7 @@ class BlockIndex:
             return
         # A growing context has its new blocks at the end.
         low = segment.num_resident
-        if recorded.count(NULL_BLOCK_ID) != recorded[low:].count(NULL_BLOCK_ID):
+        if recorded[low:].count(NULL_BLOCK_ID) != len(recorded) - low:
             low = 0
         found: Sequence[int] = range(low, stop)
         ids = list(block_ids[start + low : start + stop])

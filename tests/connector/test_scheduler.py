@@ -17,7 +17,6 @@ from tests.connector.tier.situations import (
     assert_answered,
     finish,
     hold,
-    let_copies_outlast_steps,
     lose_engine_cache,
     saved,
     saving,
@@ -329,7 +328,6 @@ def test_copies_may_outlast_many_steps(mode: dict[str, Any]) -> None:
     """And the requests that were there before them."""
     gate = GatePlan(max_delay=9, shuffle=True, copy_at="either", seed=3)
     driver = TieredDriver(gate=gate, extra_config={"save_policy": "all"}, **mode)
-    let_copies_outlast_steps(driver)
     with driver:
         for number in range(6):
             driver.add(f"r{number}", STREAMS[number % 3][:200], max_tokens=9)

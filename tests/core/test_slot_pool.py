@@ -172,8 +172,11 @@ def test_clear_forgets_all_content_and_keeps_the_pins() -> None:
     pool.check_integrity()
 
 
-def test_contents_lists_what_is_there() -> None:
-    assert list(filled(3, "ab").contents()) == contents("ab")
+def test_contents_lists_what_is_there_and_missing_what_is_not() -> None:
+    pool = filled(3, "ab")
+    assert list(pool.contents()) == contents("ab")
+    assert pool.missing(contents("abcd")) == contents("abcd")[2:]
+    assert pool.missing(contents("ab")) == []
 
 
 # --- claims -----------------------------------------------------------------

@@ -164,7 +164,7 @@ class TierMachine(RuleBasedStateMachine):
                 self.slot_of[content] = slot
         elif not copy.wanted:
             for slot in copy.slots:
-                if slot.content is not None and slot.index not in self.pinned():
+                if slot.content is not None:
                     del self.slot_of[slot.content]
                     self.pool.forget(slot.content)
         self.pool.unpin(copy.slots[::-1])

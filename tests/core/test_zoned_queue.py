@@ -393,3 +393,27 @@ def test_a_block_that_is_put_back_keeps_others_from_nothing() -> None:
     bench.use(0)
     bench.free(0)
     assert bench.order == [1, 0]
+
+
+def test_a_block_in_use_can_be_taken_from_whoever_holds_it() -> None:
+    bench = Bench("bb1")
+    lost: list[int] = []
+    bench.queue.on_reassigned = lambda blocks, claim: lost.extend(
+        block.block_id for block in blocks
+    )
+    bench.use(0, 2)
+    bench.queue.disown(bench.blocks[0])
+    bench.queue.disown(bench.blocks[2])
+    bench.free(0, 2)
+    assert lost == [0, 2]
+    assert bench.order == [0, 2, 1]
+    assert bench.queue.num_unclaimed == 2
+
+
+def test_blocks_that_are_handed_out_are_counted() -> None:
+    bench = Bench("AAbb1")
+    bench.queue.popleft_n(3)
+    bench.queue.popleft()
+    with pytest.raises(ValueError, match="cannot take"):
+        bench.queue.popleft_n(2)
+    assert bench.queue.num_taken == 4

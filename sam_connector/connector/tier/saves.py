@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sam_connector.config import SavePolicy
 from sam_connector.connector.tier.state import TierState
-from sam_connector.core.slot_pool import Content
+from sam_connector.core.slot_pool import Content, Slot
 from sam_connector.core.types import SessionKey
 
 #: Blocks that wait to be saved; beyond that the oldest are not saved.
@@ -82,7 +82,11 @@ class Saver:
             and state.gpu.holds(blocks[content], content)
         ]
         budget = max(0, state.budget)
-        self._store(wanted[:budget], set() if context is None else {context})
+        contexts = set() if context is None else {context}
+        present = self._at_risk(blocks, len(wanted))
+        state.slots.pin(present)
+        self._store(wanted[:budget], contexts)
+        state.slots.unpin(present[::-1])
         for content, _ in wanted[budget:]:
             if len(self._backlog) >= _MAX_BACKLOG:
                 self._backlog.popleft()
@@ -118,6 +122,17 @@ class Saver:
                 if context is not None:
                     contexts.add(context)
         self._store(sources, contexts)
+
+    def _at_risk(self, sequence: Iterable[Content], num_new: int) -> list[Slot]:
+        """Slots of a sequence that saving more of it could displace.
+
+        Its first blocks were saved first, so they are the first in line.
+        """
+        slots = self._state.slots
+        if not num_new or slots.num_used + num_new <= slots.num_slots:
+            return []
+        found = map(slots.get, sequence)
+        return [slot for slot in found if slot is not None]
 
     def clear(self) -> None:
         self._backlog.clear()

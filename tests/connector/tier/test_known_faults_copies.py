@@ -1,4 +1,4 @@
-"""Faults of group G: what may change while a copy is under way."""
+"""Faults of group G and L: what may change while a copy is under way."""
 
 from __future__ import annotations
 
@@ -348,4 +348,50 @@ def test_g18_completed_means_that_all_of_it_can_be_read() -> None:
             step(driver)
         assert tier_has(driver, PROMPT) == len(contents_of(driver, PROMPT)) == 10
         assert 10 not in num_had[:-1]
+        driver.check_no_leak()
+
+
+# --- a pool, and a tier, that are too small -------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_l01_prefetches_yield_to_requests(mode: str) -> None:
+    """They keep nothing once they have ended, and take no more than the reserve."""
+    prompts = {f"s{n}": STREAMS[n][: 25 * BLOCK_SIZE] for n in range(3)}
+    with saved(num_blocks=28, **MODES[mode]) as driver:
+        for session_id, prompt in prompts.items():
+            driver.run(session_id, prompt, agent_hint=hint(session_id, ttl=60))
+        hold(driver)
+        operation_ids = [prefetch(driver, session_id) for session_id in prompts]
+        driver.add("first", STREAMS[4][: 20 * BLOCK_SIZE], max_tokens=40)
+        step(driver, 4)
+        for number in range(4):
+            driver.add(f"r{number}", STREAMS[5][number : number + 160], max_tokens=9)
+        step(driver, 4)
+        driver.ranks.open()
+        finish(driver)
+        assert_answered(driver, "first", STREAMS[4][: 20 * BLOCK_SIZE], 40)
+        for number in range(4):
+            assert_answered(driver, f"r{number}", STREAMS[5][number : number + 160], 9)
+        for operation_id in operation_ids:
+            assert outcome(driver, operation_id)["status"] != "accepted"
+        assert driver.tier.stats()["gpu_pinned_blocks"] == 0
+        driver.check_no_leak()
+
+
+@pytest.mark.parametrize("policy", ["all", "hinted"])
+@pytest.mark.parametrize("mode", MODES)
+def test_l04_a_tier_of_one_slot(mode: str, policy: str) -> None:
+    num_ranks = 2 if mode in ("tp2", "pp2") else 1
+    options = {"host_bytes": 512 * num_ranks, "num_blocks": 30, **MODES[mode]}
+    with saving(policy, **options) as driver:
+        assert driver.tier.stats()["host_slots"] == 1
+        for number in range(50):
+            prompt = STREAMS[number % 6][number : number + 20 * BLOCK_SIZE]
+            session = hint(f"s{number % 7}", ttl=60)
+            driver.run(f"r{number}", prompt, max_tokens=2, agent_hint=session)
+            assert driver.tier.stats()["host_used_slots"] <= 1
+            offload(driver, f"s{number % 7}")
+        finish(driver)
+        assert num_blocks(jobs_of(driver.ranks.gates[0], STORE))
         driver.check_no_leak()

@@ -215,6 +215,48 @@ def test_an_offload_waits_for_slots_that_copies_will_give_back() -> None:
     assert bench.ended()["op-2"].is_safe
 
 
+def test_an_offload_does_not_wait_for_slots_for_ever() -> None:
+    """Others may keep copies under way all the time."""
+    bench = Bench(num_slots=3)
+    bench.put("xyz")
+    bench.state.contexts.keep(key("t"), blocks_of("xyz", 9, deadline=9.0))
+    bench.prefetch("xyz", session="t", first_id=9)
+    bench.step()
+    bench.cache("ab")
+    bench.offload("ab")
+    for _ in range(4):
+        assert bench.ended() == {}
+        bench.step()
+        bench.clock.advance(0.6)
+    bench.step()
+    handle = only(bench)
+    assert (handle.status, handle.is_safe) == (EditStatus.REJECTED, False)
+    assert handle.blocks.missing == 2
+    bench.report()
+    bench.check_idle()
+
+
+def test_an_offload_that_got_slots_meanwhile_may_wait_anew() -> None:
+    bench = Bench(num_slots=5)
+    bench.put("xyz")
+    bench.state.contexts.keep(key("t"), blocks_of("xyz", 9, deadline=9.0))
+    bench.prefetch("xyz", session="t", first_id=9)
+    bench.step()
+    bench.cache("abcd")
+    bench.offload("abcd")
+    assert bench.step() == ["store ab"]
+    (_, store) = bench.jobs
+    bench.clock.advance(5.0)
+    bench.report(store)
+    bench.step()
+    bench.clock.advance(1.9)
+    bench.step()
+    assert bench.ended() == {}
+    bench.clock.advance(0.2)
+    bench.step()
+    assert only(bench).blocks == BlockCounts(requested=4, done=2, missing=2)
+
+
 @pytest.mark.parametrize("budget", [3, 64])
 @pytest.mark.parametrize("num_there", [0, 5])
 def test_an_offload_that_the_tier_cannot_hold_is_not_safe(

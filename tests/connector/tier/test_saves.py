@@ -257,6 +257,49 @@ def test_without_sessions_there_is_nothing_to_demote() -> None:
     assert bench.step() == []
 
 
+def test_demotion_looks_again_once_enough_blocks_were_handed_out() -> None:
+    """The look costs time in every step of the engine."""
+    bench = hinted(num_blocks=40, window=32)
+    bench.cache("ab")
+    bench.claim("ab", Zone.B)
+    taken = bench.pool.get_new_blocks(7)
+    assert bench.tier.is_due
+    assert bench.step() == ["store b"]  # 31 of the 32 blocks are unclaimed
+    bench.report()
+    assert not bench.tier.is_due
+    taken += bench.pool.get_new_blocks(3)
+    assert not bench.tier.is_due
+    taken += bench.pool.get_new_blocks(1)
+    assert bench.tier.is_due
+    assert bench.step() == ["store a"]
+    bench.report()
+    bench.pool.free_blocks(taken)
+    bench.check_idle()
+
+
+def test_what_the_budget_did_not_allow_is_looked_at_in_the_next_step() -> None:
+    bench = hinted(num_blocks=40, window=80, budget=2)
+    bench.cache("abcd")
+    bench.claim("abcd", Zone.B)
+    assert bench.step() == ["store dc"]
+    bench.report()
+    assert bench.tier.is_due
+    assert bench.step() == ["store ba"]
+
+
+def test_steps_with_nothing_to_do_cost_nothing() -> None:
+    bench = Bench(policy=ALL, budget=1)
+    assert not bench.tier.is_due
+    bench.finish(request("abc"))
+    assert bench.tier.is_due  # the ranks have not heard of it, and two are queued
+    bench.run()
+    assert not bench.tier.is_due
+    bench.offload("abc")
+    assert bench.tier.is_due
+    bench.step()
+    assert not bench.tier.is_due
+
+
 # --- on_demand --------------------------------------------------------------
 
 
