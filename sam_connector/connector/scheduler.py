@@ -152,6 +152,7 @@ class SchedulerSide:
         """Every rank has room for so many slots; heard before the first step."""
         if self.tier is not None:
             self.tier = self._build_tier(num_slots)
+            self._tiers = None
             self._connect()
             self._control = ControlService(self.host, self.tier)
 

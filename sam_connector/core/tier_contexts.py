@@ -70,7 +70,6 @@ class TierContexts:
             siblings = next(iter(family.values())).family if family else []
             context = family[blocks.context_id] = _Context(family=siblings)
             siblings.append(context)
-        context.deadline = self._affordable(context, blocks)
         for group_id, hashes in blocks.block_hashes.items():
             self._index.hold(
                 context,
@@ -80,6 +79,7 @@ class TierContexts:
                 len(hashes),
                 deadline=context.deadline,
             )
+        self.set_lease(session, blocks.context_id, blocks.deadline)
 
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         """Leases the context's slots until ``deadline``; 0 for no longer."""
@@ -147,10 +147,3 @@ class TierContexts:
     def _find(self, group_id: GroupId, block_hash: BlockHash) -> BlockId:
         slot = self._pool.get((group_id, block_hash))
         return NULL_BLOCK_ID if slot is None else BlockId(slot.block_id)
-
-    def _affordable(self, context: _Context, blocks: ContextBlocks) -> float:
-        """The lease asked for, or none if the protected share has no room."""
-        if not blocks.deadline or context.deadline:
-            return blocks.deadline
-        size = sum(map(len, blocks.block_hashes.values()))
-        return blocks.deadline if self._retention.has_room(size) else 0.0

@@ -350,6 +350,7 @@ class HostTier(SupportsSessionAwareKVManagement):
     def _on_ended(self, job: Job) -> None:
         if job.error is not None:
             self.state.counts["failed_copies"] += 1
+            self._saver.try_again(job.blocks)
         if job.direction is Direction.STORE:
             self._on_stored(job)
         elif job.request_id is not None:

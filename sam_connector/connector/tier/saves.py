@@ -134,6 +134,11 @@ class Saver:
         found = map(slots.get, sequence)
         return [slot for slot in found if slot is not None]
 
+    def try_again(self, blocks: Iterable[Any]) -> None:
+        """Copying these has failed; demotion may choose them once more."""
+        for block in blocks:
+            self._seen.pop(block.block_id, None)
+
     def clear(self) -> None:
         self._backlog.clear()
         self._seen.clear()

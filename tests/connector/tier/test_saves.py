@@ -228,15 +228,16 @@ def test_demotion_keeps_to_the_budget() -> None:
 
 def test_a_block_is_demoted_once() -> None:
     """In a tier that is too small blocks would else displace each other for ever."""
-    bench = hinted(num_blocks=4, window=9, num_slots=2)
+    bench = hinted(window=9, num_slots=2)
     bench.cache("abcd")
     bench.claim("abcd", Zone.B)
     assert bench.step() == ["store dc"]
     bench.report()
-    for _ in range(3):
-        bench.step()
-        bench.report()
-    assert bench.step() == []
+    for _ in range(4):
+        bench.pool.get_new_blocks(1)
+        assert bench.tier.is_due
+        assert bench.step() == []
+    assert bench.in_tier("abcd") == "cd"
 
 
 def test_a_block_with_other_content_is_demoted_anew() -> None:
@@ -320,3 +321,13 @@ def test_what_a_policy_saves_is_kept_though_an_offload_of_it_is_cancelled() -> N
     bench.report()
     assert bench.in_tier("abc") == "abc"
     assert bench.state.contexts.num_claimed == 0
+
+
+def test_a_demotion_that_failed_may_be_tried_again() -> None:
+    bench = hinted(window=9)
+    bench.cache("ab")
+    bench.claim("ab", Zone.B)
+    assert bench.step() == ["store ba"]
+    bench.report(error="broken")
+    bench.pool.get_new_blocks(1)
+    assert bench.step() == ["store ba"]
