@@ -29,18 +29,26 @@ _CHAT = {
         "cache_control": {"type": "ephemeral", "ttl": 300},
     },
 }
-_EVICT = {"edits": [{"type": "evict"}]}
 
 
 def usage(url: str) -> str:
-    """Two lines to type: a request with a hint, and a control call."""
+    """Lines to type: a request with a hint, and control calls."""
     header = "-H 'Content-Type: application/json'"
+    session = f"{url}/v1/agent/sessions/worker-7"
+
+    def edit(kind: str) -> str:
+        body = json.dumps({"edits": [{"type": kind}], "wait_s": 10})
+        return f"  curl -s {session}/edits {header} -d '{body}'\n"
+
     return (
         "A request that belongs to a session and keeps its cache for five minutes:\n"
         f"  curl -s {url}/v1/chat/completions {header} -d '{json.dumps(_CHAT)}'\n\n"
-        "The session is done, give its cache up:\n"
-        f"  curl -s {url}/v1/agent/sessions/worker-7/edits {header} "
-        f"-d '{json.dumps(_EVICT)}'\n"
+        "Where its blocks are:\n"
+        f"  curl -s {session}\n\n"
+        "It waits for others: move its cache to host memory. It comes back:\n"
+        f"{edit('offload')}{edit('prefetch')}\n"
+        "It is done, give its cache up:\n"
+        f"{edit('evict')}"
     )
 
 

@@ -38,7 +38,11 @@ def add_commands(commands: Commands) -> None:
         edit = commands.add_parser(verb, parents=[server], help=text)
         edit.add_argument("session_id", metavar="SESSION")
         edit.add_argument(
-            "--wait", type=float, default=0.0, metavar="S", help="wait for the end"
+            "--wait",
+            type=float,
+            default=0.0,
+            metavar="S",
+            help="wait for the end, at most 60 s",
         )
         edit.set_defaults(run=apply_edit, edit_type=verb)
 
@@ -50,7 +54,7 @@ def add_commands(commands: Commands) -> None:
 
 def list_sessions(options: argparse.Namespace) -> int:
     if not options.json:
-        print(f"{'SESSION':40} {'CONTEXTS':>8} {'TOKENS':>9} {'GPU':>7} {'LEASE S':>8}")
+        print(_line("SESSION", "CONTEXTS", "TOKENS", "GPU", "HOST", "LEASE S"))
     for session in _all_sessions(_client(options)):
         print(json.dumps(session) if options.json else _session_line(session))
     return 0
@@ -89,14 +93,23 @@ def _all_sessions(client: ControlClient) -> Iterator[dict[str, Any]]:
 
 
 def _session_line(session: Mapping[str, Any]) -> str:
-    contexts = session["contexts"]
-    tokens = sum(context["num_tokens"] for context in contexts)
-    lease_s = session["lease_s"]
-    lease = "-" if lease_s is None else f"{lease_s:.0f}"
-    return (
-        f"{session['session_id']:40} {len(contexts):8d} {tokens:9d} "
-        f"{session['blocks']['gpu']:7d} {lease:>8}"
+    contexts, blocks, lease_s = (
+        session["contexts"],
+        session["blocks"],
+        session["lease_s"],
     )
+    return _line(
+        session["session_id"],
+        len(contexts),
+        sum(context["num_tokens"] for context in contexts),
+        blocks["gpu"],
+        blocks["host"],
+        "-" if lease_s is None else f"{lease_s:.0f}",
+    )
+
+
+def _line(session_id: str, *columns: object) -> str:
+    return f"{session_id:40} " + " ".join(f"{column!s:>8}" for column in columns)
 
 
 def _print(answer: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ from sam_connector.vllm_adapter.geometry import why_not_holdable
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -70,11 +70,7 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         compat.check_version()
         super().__init__(vllm_config, role, kv_cache_config)
-        self.config = SamConfig.from_extra_config(
-            self._kv_transfer_config.kv_connector_extra_config
-        )
-        if self.config.host.is_enabled:
-            _check_load_failure_policy(self._kv_transfer_config)
+        self.config = _checked_config(self._kv_transfer_config)
         #: Set in the scheduler role, once the cache manager is bound.
         self.scheduler_side: SchedulerSide | None = None
         #: Set in the worker role, once the KV cache is there, if a tier needs it.
@@ -254,13 +250,22 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
         return None
 
 
-def _check_load_failure_policy(kv_transfer_config: Any) -> None:
-    """A load that fails must cost a prefill, not a request."""
+def _checked_config(kv_transfer_config: KVTransferConfig) -> SamConfig:
+    """Our settings; raises ``ConfigurationError`` with every problem there is."""
+    extra_config = kv_transfer_config.kv_connector_extra_config
+    problems: list[str] = []
+    config = SamConfig()
+    try:
+        config = SamConfig.from_extra_config(extra_config)
+    except ConfigurationError as error:
+        problems += error.problems
     policy = kv_transfer_config.kv_load_failure_policy
-    if policy != "recompute":
-        raise ConfigurationError(
-            [
-                "host_bytes needs kv_load_failure_policy to be recompute in "
-                f"--kv-transfer-config; it is {policy!r}"
-            ]
+    # A load that fails must cost a prefill, not a request.
+    if policy != "recompute" and extra_config.get("host_bytes"):
+        problems.append(
+            "host_bytes needs kv_load_failure_policy to be recompute in "
+            f"--kv-transfer-config; it is {policy!r}"
         )
+    if problems:
+        raise ConfigurationError(problems)
+    return config

@@ -212,7 +212,10 @@ class SchedulerSide:
         host = SamHost(kv_cache_manager, config, tiers=self._find_tiers)
         host.pool.guard_callbacks(self.guarded)
         logger.info(
-            "session hints are %s for %d blocks", config.sam, host.pool.num_blocks
+            "session hints are %s for a KV cache of %d blocks of %d tokens",
+            config.sam,
+            host.pool.num_blocks,
+            host.chains.primary_block_size,
         )
         return host
 

@@ -97,10 +97,11 @@ class WorkerSide:
         self._refused: list[JobResult] = []
         self._results: list[RankResult] = []
         logger.info(
-            "host tier: %d slots of %d bytes on rank %d",
+            "host tier: %d slots of %d bytes on rank %d, %s",
             num_slots,
             layout.slot_bytes,
             rank,
+            "pinned" if self.pool.is_pinned else "not pinned",
         )
 
     @property

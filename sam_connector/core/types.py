@@ -80,7 +80,7 @@ class BlockCounts:
         requested: blocks the edit names.
         done: changed by it; of an offload: published, copied to the tier.
         already: as asked for before.
-        missing: neither found nor had.
+        missing: not so in the end: found in no cache, no room, or a copy that failed.
         reclaimed: of an offload: engine blocks that are ordinary again since the
             copy is safe. Blocks that other sessions hold are not.
     """

@@ -6,6 +6,7 @@ Everything here is additive and idempotent: a connector name, and one method tha
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,22 @@ def register() -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.v1.engine.core import EngineCore
 
+    _share_log()
     if CONNECTOR_NAME not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(
             CONNECTOR_NAME, "sam_connector.connector.facade", CONNECTOR_NAME
         )
     if not hasattr(EngineCore, UTILITY_NAME):
         setattr(EngineCore, UTILITY_NAME, _control)
+
+
+def _share_log() -> None:
+    """Sends our log where vLLM's goes; vLLM sets up handlers for its own name only."""
+    ours, theirs = logging.getLogger("sam_connector"), logging.getLogger("vllm")
+    if not ours.handlers:
+        for handler in theirs.handlers:
+            ours.addHandler(handler)
+        ours.setLevel(theirs.level)
 
 
 def _control(engine: EngineCore, payload: str) -> str | Future[str]:

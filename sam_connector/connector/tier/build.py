@@ -96,7 +96,14 @@ def build_host_tier(
     )
     scheduler = vllm_config.scheduler_config
     window = -(-scheduler.max_num_batched_tokens // chains.primary_block_size)
-    logger.info("host tier of %d blocks, save policy %s", num_slots, config.save_policy)
+    logger.info(
+        "host tier: %d blocks of %d tokens, %.2f GiB on %d rank(s), save policy %s",
+        num_slots,
+        chains.primary_block_size,
+        num_slots * largest / (1 << 30),
+        num_ranks,
+        config.save_policy,
+    )
     return HostTier(
         state,
         chains,

@@ -32,7 +32,7 @@ from sam_connector.core.tiers import (
     TierEvent,
     TierEventType,
 )
-from sam_connector.core.types import EditStatus, EditType, SessionKey
+from sam_connector.core.types import BlockCounts, EditStatus, EditType, SessionKey
 from sam_connector.errors import IntegrityError
 from sam_connector.transfer.contract import Direction
 from sam_connector.vllm_adapter.chains import ChainReader
@@ -299,7 +299,10 @@ class HostTier(SupportsSessionAwareKVManagement):
         # Begun in the next step: an edit may come with a request that ends while
         # the scheduler is at work, when no block may change hands.
         self._operations.append(operation)
-        return OperationHandle(status=EditStatus.ACCEPTED)
+        return OperationHandle(
+            status=EditStatus.ACCEPTED,
+            blocks=BlockCounts(requested=operation.num_requested),
+        )
 
     def _advance_operations(self) -> None:
         # Loads before stores: somebody is about to need them.

@@ -39,6 +39,7 @@ class Operation(ABC):
         operation_id: the client's handle.
         session: whose.
         context_ids: of its contexts.
+        num_requested: blocks it is about.
         num_pending: blocks that jobs work on.
         slots: what it has pinned in the tier.
         has_ended: nothing more will come of it.
@@ -59,7 +60,7 @@ class Operation(ABC):
         self.has_ended = False
         self.slots: list[Slot] = []
         self._reason: str | None = None
-        self._num_requested = sum(
+        self.num_requested = sum(
             len(hashes)
             for context in contexts
             for hashes in context.block_hashes.values()
@@ -86,19 +87,19 @@ class Operation(ABC):
         self.has_ended = True
         self._let_go()
         num_had = self._num_done + self._num_already
-        if self._num_requested and not num_had:
+        if self.num_requested and not num_had:
             status = EditStatus.REJECTED
-        elif num_had < self._num_requested:
+        elif num_had < self.num_requested:
             status = EditStatus.PARTIAL
         else:
             status = EditStatus.COMPLETED
         return OperationHandle(
             status=status,
             blocks=BlockCounts(
-                requested=self._num_requested,
+                requested=self.num_requested,
                 done=self._num_done,
                 already=self._num_already,
-                missing=max(0, self._num_requested - num_had),
+                missing=max(0, self.num_requested - num_had),
             ),
             num_bytes=self._num_bytes,
             reason=self._explanation(status),
@@ -163,7 +164,7 @@ class Offload(Operation):
     ) -> None:
         super().__init__(state, operation_id, session, contexts)
         self._todo = deque(_distinct(_blocks(contexts)))
-        self._num_requested = len(self._todo)
+        self.num_requested = len(self._todo)
         self._awaited: set[Content] = set()
         self._num_lost = 0
         self._stalled_since: float | None = None
