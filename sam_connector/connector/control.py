@@ -262,6 +262,12 @@ class ControlService:
         if result.operation_id is None:
             return result
         known = self._host.manager.edits.operations.get(result.operation_id)
+        if known is None and _is_open(result):
+            # There were too many since: whoever waits is not kept waiting.
+            reason = "the operation is not remembered any more"
+            return dataclasses.replace(
+                result, status=EditStatus.REJECTED, reason=reason
+            )
         return result if known is None else known[1]
 
 

@@ -70,6 +70,8 @@ class TierContexts:
             siblings = next(iter(family.values())).family if family else []
             context = family[blocks.context_id] = _Context(family=siblings)
             siblings.append(context)
+        # Held first and leased then, so that a lease that does not fit costs nothing.
+        context.deadline = 0.0
         for group_id, hashes in blocks.block_hashes.items():
             self._index.hold(
                 context,
@@ -77,7 +79,7 @@ class TierContexts:
                 hashes,
                 LazyBlockIds(hashes, functools.partial(self._find, group_id)),
                 len(hashes),
-                deadline=context.deadline,
+                deadline=0.0,
             )
         self.set_lease(session, blocks.context_id, blocks.deadline)
 

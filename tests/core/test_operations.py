@@ -40,7 +40,8 @@ def test_the_oldest_operation_is_forgotten_first() -> None:
     assert table.get("three") is not None
 
 
-def test_open_operations_are_counted_until_they_end_or_are_forgotten() -> None:
+def test_open_operations_are_the_last_to_be_forgotten() -> None:
+    """Somebody may wait for them, and their ends still have an effect."""
     table = OperationTable(max_operations=2)
     assert table.num_open == 0
     table.record(key("s"), result("one"))
@@ -52,8 +53,8 @@ def test_open_operations_are_counted_until_they_end_or_are_forgotten() -> None:
     assert table.num_open == 1
     table.record(key("s"), result("three"))
     table.record(key("s"), result("four", EditStatus.UNSUPPORTED))
-    # "one" was forgotten first, then "two", which was open.
-    assert table.num_open == 1
+    # "one" and "four" are forgotten, which had ended.
+    assert table.num_open == 2
     table.record(key("s"), result("five"))
     table.record(key("s"), result("six"))
     assert table.num_open == len(table) == 2

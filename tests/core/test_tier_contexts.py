@@ -199,12 +199,13 @@ def test_a_lease_for_which_the_share_has_no_room_is_refused_whole(late: bool) ->
     assert leased(contexts) == 2
 
 
-def test_a_leased_context_that_grows_stays_within_the_share() -> None:
+def test_a_leased_context_that_outgrows_the_share_is_held_without_a_lease() -> None:
+    """All of it is protected or nothing, and none of it is anybody's prey."""
     contexts = tier("abc", max_protected=4)
     contexts.keep(S, blocks_of("abc", deadline=9.0))
     put(pool_of(contexts), contents("abcdef")[3:])
     contexts.keep(S, blocks_of("abcdef", deadline=9.0))
-    assert leased(contexts) == 4
+    assert (leased(contexts), contexts.num_held(S)) == (0, 6)
     contexts.check_integrity()
 
 

@@ -21,7 +21,12 @@ from typing_extensions import override
 from sam_connector.connector.metadata import RankResult, SAMConnectorMetadata
 from sam_connector.connector.tier.jobs import Job
 from sam_connector.connector.tier.loads import RequestLoads
-from sam_connector.connector.tier.operations import Offload, Operation, Prefetch
+from sam_connector.connector.tier.operations import (
+    Offload,
+    Operation,
+    Prefetch,
+    subject_of,
+)
 from sam_connector.connector.tier.saves import Saver
 from sam_connector.connector.tier.state import TierState
 from sam_connector.core.tiers import (
@@ -42,6 +47,12 @@ if TYPE_CHECKING:
 
 #: Offloads and prefetches under way at once; more are rejected.
 _MAX_OPERATIONS = 256
+
+#: Clients that one of them answers; more are rejected.
+_MAX_ASKERS = 16
+
+#: Blocks that operations look at in one step, all together.
+_MAX_LOOKS = 2_048
 
 
 class HostTier(SupportsSessionAwareKVManagement):
@@ -204,21 +215,23 @@ class HostTier(SupportsSessionAwareKVManagement):
     def offload(
         self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
     ) -> OperationHandle:
-        return self._open(Offload(self.state, operation_id, session, contexts))
+        return self._open(Offload, operation_id, session, contexts)
 
     @override
     def prefetch(
         self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
     ) -> OperationHandle:
-        return self._open(Prefetch(self.state, operation_id, session, contexts))
+        return self._open(Prefetch, operation_id, session, contexts)
 
     @override
     def evict(
         self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
     ) -> OperationHandle:
+        is_whole = all(context.is_whole for context in contexts)
+        # An offload would hold the range again once it ends; a prefetch would not.
+        self._cancel(session, offloads_only=not is_whole)
         for context in contexts:
             if context.is_whole:
-                self._cancel(session)
                 self.state.contexts.release(session, context.context_id, front=True)
             else:
                 start = context.block_start
@@ -292,26 +305,47 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     # --- internals --------------------------------------------------------------------
 
-    def _open(self, operation: Operation) -> OperationHandle:
+    def _open(
+        self,
+        kind: type[Offload] | type[Prefetch],
+        operation_id: str,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+    ) -> OperationHandle:
+        subject = subject_of(kind, session, contexts)
+        for known in self._operations:
+            if known.subject == subject:
+                return self._join(known, operation_id)
         if len(self._operations) >= _MAX_OPERATIONS:
             reason = f"{_MAX_OPERATIONS} operations are under way"
             return OperationHandle(status=EditStatus.REJECTED, reason=reason)
         # Begun in the next step: an edit may come with a request that ends while
         # the scheduler is at work, when no block may change hands.
+        operation = kind(self.state, session, contexts)
         self._operations.append(operation)
+        return self._join(operation, operation_id)
+
+    def _join(self, operation: Operation, operation_id: str) -> OperationHandle:
+        """Somebody asks for the operation; all who do get the same answer."""
+        if len(operation.operation_ids) >= _MAX_ASKERS:
+            reason = "the same is under way for others"
+            return OperationHandle(status=EditStatus.REJECTED, reason=reason)
+        operation.operation_ids.append(operation_id)
         return OperationHandle(
             status=EditStatus.ACCEPTED,
             blocks=BlockCounts(requested=operation.num_requested),
         )
 
     def _advance_operations(self) -> None:
+        looks = _MAX_LOOKS
         # Loads before stores: somebody is about to need them.
         for kind in (Prefetch, Offload):
             for operation in self._operations:
+                budget = self.state.budget
+                if budget <= 0 or looks <= 0:
+                    break
                 if isinstance(operation, kind) and operation.has_more:
-                    budget = self.state.budget
-                    if budget > 0:
-                        operation.advance(budget)
+                    looks -= operation.advance(budget, looks)
         self._end_operations()
 
     def _end_operations(self) -> None:
@@ -323,10 +357,11 @@ class HostTier(SupportsSessionAwareKVManagement):
                 self._report(operation, operation.end())
         self._operations = open_operations
 
-    def _cancel(self, session: SessionKey) -> None:
+    def _cancel(self, session: SessionKey, *, offloads_only: bool) -> None:
         open_operations = []
         for operation in self._operations:
-            if operation.session == session:
+            is_meant = isinstance(operation, Offload) or not offloads_only
+            if operation.session == session and is_meant:
                 self._report(operation, operation.cancel())
             else:
                 open_operations.append(operation)
@@ -334,13 +369,14 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     def _report(self, operation: Operation, handle: OperationHandle) -> None:
         if self.has_listener:
-            self._events.append(
+            self._events += [
                 TierEvent(
                     type=TierEventType.OPERATION,
-                    operation_id=operation.operation_id,
+                    operation_id=operation_id,
                     handle=handle,
                 )
-            )
+                for operation_id in operation.operation_ids
+            ]
 
     def _release(self, job: Job) -> None:
         """Gives back what a job held. Tails first in line, as everywhere."""

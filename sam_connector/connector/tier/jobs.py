@@ -86,6 +86,8 @@ class JobTable:
         storing: the job that copies a content to the tier.
         loading: the job that copies a content to the engine. Not those of a request
             that already runs on what was loaded.
+        num_blocks: blocks of the engine that jobs hold; those of a request that waits
+            for its load are the request's.
         num_late: reports of jobs that are not known.
     """
 
@@ -96,6 +98,7 @@ class JobTable:
         self._new: list[Job] = []
         self.storing: dict[Content, Job] = {}
         self.loading: dict[Content, Job] = {}
+        self.num_blocks = 0
         self.num_late = 0
 
     def __len__(self) -> int:
@@ -106,6 +109,8 @@ class JobTable:
         job = Job(job_id=next(self._ids), direction=direction, copies=copies, **more)
         self._jobs[job.job_id] = job
         self._new.append(job)
+        if job.request_id is None:
+            self.num_blocks += len(job.copies)
         by_content = self._by_content(direction)
         for copy in copies:
             by_content.setdefault(copy.content, job)
@@ -146,6 +151,8 @@ class JobTable:
 
     def _close(self, job: Job) -> None:
         del self._jobs[job.job_id]
+        if job.request_id is None:
+            self.num_blocks -= len(job.copies)
         by_content = self._by_content(job.direction)
         for copy in job.copies:
             if by_content.get(copy.content) is job:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from typing_extensions import override
@@ -32,13 +32,26 @@ class _Block(NamedTuple):
     block_index: int
 
 
+def subject_of(
+    kind: type[Operation], session: SessionKey, contexts: Sequence[ContextBlocks]
+) -> Hashable:
+    """The same for two operations that do the same to the same blocks."""
+    ranges = (
+        (context.context_id, context.block_start, *map(len, hashes.values()))
+        for context in contexts
+        for hashes in (context.block_hashes,)
+    )
+    return kind, session, tuple(ranges)
+
+
 class Operation(ABC):
     """One offload or prefetch under way.
 
     Attributes:
-        operation_id: the client's handle.
+        operation_ids: the clients' handles; asked for twice it is done once.
         session: whose.
         context_ids: of its contexts.
+        subject: see ``subject_of``.
         num_requested: blocks it is about.
         num_pending: blocks that jobs work on.
         slots: what it has pinned in the tier.
@@ -48,12 +61,11 @@ class Operation(ABC):
     def __init__(
         self,
         state: TierState,
-        operation_id: str,
         session: SessionKey,
         contexts: Sequence[ContextBlocks],
     ) -> None:
         self._state = state
-        self.operation_id = operation_id
+        self.operation_ids: list[str] = []
         self.session = session
         self.context_ids = [context.context_id for context in contexts]
         self.num_pending = 0
@@ -68,6 +80,7 @@ class Operation(ABC):
         self._num_done = 0
         self._num_already = 0
         self._num_bytes = 0
+        self.subject = subject_of(type(self), session, contexts)
 
     @property
     @abstractmethod
@@ -75,8 +88,16 @@ class Operation(ABC):
         """Whether there are blocks that nothing works on yet."""
 
     @abstractmethod
-    def advance(self, budget: int) -> None:
-        """Starts up to ``budget`` more copies."""
+    def advance(self, budget: int, max_looks: int) -> int:
+        """Starts more copies.
+
+        Args:
+            budget: most blocks to copy.
+            max_looks: most blocks to look at, whatever becomes of them.
+
+        Returns:
+            How many it has looked at.
+        """
 
     @abstractmethod
     def on_copied(self, job: Job, num_blocks: int) -> None:
@@ -158,14 +179,15 @@ class Offload(Operation):
     def __init__(
         self,
         state: TierState,
-        operation_id: str,
         session: SessionKey,
         contexts: Sequence[ContextBlocks],
     ) -> None:
-        super().__init__(state, operation_id, session, contexts)
+        super().__init__(state, session, contexts)
         self._todo = deque(_distinct(_blocks(contexts)))
         self.num_requested = len(self._todo)
         self._awaited: set[Content] = set()
+        #: What is in each of ``slots``.
+        self._held: list[Content] = []
         self._num_lost = 0
         self._stalled_since: float | None = None
 
@@ -175,22 +197,30 @@ class Offload(Operation):
         return bool(self._todo)
 
     @override
-    def advance(self, budget: int) -> None:
+    def advance(self, budget: int, max_looks: int) -> int:
         state = self._state
         sources: list[tuple[Content, Any]] = []
-        while self._todo and len(sources) < budget:
+        present: list[Content] = []
+        num_looks = 0
+        while self._todo and len(sources) < budget and num_looks < max_looks:
+            num_looks += 1
             content = self._todo[0].content
-            if (slot := state.slots.get(content)) is not None:
-                self._num_already += 1
-                self._pin([slot])
+            if content in state.slots:
+                present.append(content)
             elif content in state.jobs.storing:
                 self._wait_for(state.jobs.storing[content])
                 self._awaited.add(content)
             elif (block := state.gpu.find(content)) is not None:
                 sources.append((content, block))
             self._todo.popleft()
-        if not sources:
-            return
+        self._num_already += len(present)
+        self._pin(present)
+        if sources:
+            self._store(sources)
+        return num_looks
+
+    def _store(self, sources: list[tuple[Content, Any]]) -> None:
+        state = self._state
         owners = {(self.session, context_id) for context_id in self.context_ids}
         job, num_stored = state.store(sources, contexts=owners, owner=self)
         if job is not None:
@@ -212,9 +242,20 @@ class Offload(Operation):
         if not self._count(job, num_blocks):
             self._num_lost += num_blocks
             return
-        contents = [content for content in job.contents if content in self._awaited]
-        slots = map(self._state.slots.get, contents)
-        self._pin([slot for slot in slots if slot is not None])
+        self._pin([content for content in job.contents if content in self._awaited])
+
+    @override
+    def end(self) -> OperationHandle:
+        held = zip(self.slots, self._held, strict=True)
+        num_gone = sum(slot.content != content for slot, content in held)
+        if num_gone:
+            # A reset, or a load that found a slot unreadable.
+            self._num_lost += num_gone
+            self._reason = self._reason or "a copy in the tier was lost"
+            self._num_already -= num_gone
+            self._num_done += min(0, self._num_already)
+            self._num_already = max(0, self._num_already)
+        return super().end()
 
     def _has_stalled(self) -> bool:
         """Whether there is no slot to be had, and none to be expected soon."""
@@ -223,9 +264,14 @@ class Offload(Operation):
             self._stalled_since = now
         return not len(self._state.jobs) or now - self._stalled_since > _MAX_STALL_S
 
-    def _pin(self, slots: Sequence[Slot]) -> None:
-        self._state.slots.pin(slots)
-        self.slots.extend(slots)
+    def _pin(self, contents: Sequence[Content]) -> None:
+        """Keeps contents in the tier until the operation ends."""
+        for content in contents:
+            slot = self._state.slots.get(content)
+            if slot is not None:
+                self.slots.append(slot)
+                self._held.append(content)
+                self._state.slots.pin([slot])
 
     @override
     def _is_safe(self) -> bool:
@@ -250,11 +296,10 @@ class Prefetch(Operation):
     def __init__(
         self,
         state: TierState,
-        operation_id: str,
         session: SessionKey,
         contexts: Sequence[ContextBlocks],
     ) -> None:
-        super().__init__(state, operation_id, session, contexts)
+        super().__init__(state, session, contexts)
         self._chains = deque(
             deque(_blocks([context], only=group_id))
             for context in contexts
@@ -270,16 +315,21 @@ class Prefetch(Operation):
         return any(self._chains)
 
     @override
-    def advance(self, budget: int) -> None:
+    def advance(self, budget: int, max_looks: int) -> int:
         # One sequence after the other, so that the next finds a shared prefix on its
         # way already.
-        while self._chains and budget > 0:
-            copies = self._advance_chain(self._chains[0], budget)
-            if not self._chains[0]:
+        num_looks = 0
+        while self._chains and budget > 0 and num_looks < max_looks:
+            chain = self._chains[0]
+            num_left = len(chain)
+            copies = self._advance_chain(chain, budget, max_looks - num_looks)
+            num_looks += num_left - len(chain)
+            if not chain:
                 self._chains.popleft()
             if copies:
                 self._load(copies)
             budget -= len(copies)
+        return num_looks
 
     @override
     def on_copied(self, job: Job, num_blocks: int) -> None:
@@ -313,7 +363,7 @@ class Prefetch(Operation):
         self._state.gpu.unpin(pins)
 
     def _advance_chain(
-        self, chain: deque[_Block], budget: int
+        self, chain: deque[_Block], budget: int, max_looks: int
     ) -> list[tuple[_Block, Slot]]:
         """Goes on with one sequence, up to the first block that is nowhere.
 
@@ -322,11 +372,12 @@ class Prefetch(Operation):
         """
         state = self._state
         copies: list[tuple[_Block, Slot]] = []
-        while chain and len(copies) < budget:
+        present: list[Any] = []
+        while chain and len(copies) < budget and max_looks > 0:
+            max_looks -= 1
             content = chain[0].content
             if (block := state.gpu.find(content)) is not None:
-                self.hold([block])
-                self._num_already += 1
+                present.append(block)
             elif content in state.jobs.loading:
                 self._wait_for(state.jobs.loading[content])
             elif (slot := state.slots.get(content)) is not None:
@@ -335,6 +386,8 @@ class Prefetch(Operation):
                 chain.clear()  # without it, what follows is no prefix
                 break
             chain.popleft()
+        self._num_already += len(present)
+        self.hold(present)
         return copies
 
     def _load(self, wanted: list[tuple[_Block, Slot]]) -> None:

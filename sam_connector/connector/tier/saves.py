@@ -12,6 +12,9 @@ from sam_connector.connector.tier.state import TierState
 from sam_connector.core.slot_pool import Content, Slot
 from sam_connector.core.types import SessionKey
 
+#: Blocks of the backlog that are looked at in one step.
+_MAX_LOOKS = 2_048
+
 #: Blocks that wait to be saved; beyond that the oldest are not saved.
 _MAX_BACKLOG = 65_536
 
@@ -111,7 +114,9 @@ class Saver:
         sources: list[tuple[Content, Any]] = []
         contexts: set[tuple[SessionKey, int]] = set()
         chosen: set[Content] = set()
-        while backlog and len(sources) < budget:
+        for _ in range(min(len(backlog), _MAX_LOOKS)):
+            if len(sources) >= budget:
+                break
             content, context = backlog.popleft()
             block = None
             if content not in chosen and state.is_wanted(content):

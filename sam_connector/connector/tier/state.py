@@ -76,18 +76,9 @@ class TierState:
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
-    def num_inflight(self) -> int:
-        """Engine blocks that jobs hold."""
-        return sum(
-            len(job.copies)
-            for job in self.jobs.open_jobs().values()
-            if job.request_id is None
-        )
-
-    @property
     def budget(self) -> int:
         """Engine blocks that may be held for copies in addition."""
-        return self.max_inflight_blocks - self.num_inflight
+        return self.max_inflight_blocks - self.jobs.num_blocks
 
     def store(
         self, sources: Sequence[tuple[Content, Any]], **more: Any

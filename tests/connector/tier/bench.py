@@ -297,7 +297,7 @@ class Bench:
         assert not self.jobs
         assert self.state.gpu.num_pins == self.state.slots.num_pinned == 0
         assert not any(b.ref_cnt for b in self.pool.blocks if not b.is_null)
-        assert self.state.num_inflight == 0
+        assert self.state.jobs.num_blocks == 0
         assert not self.state.jobs.storing
         assert not self.state.jobs.loading
 

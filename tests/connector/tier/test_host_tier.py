@@ -220,12 +220,59 @@ def test_more_operations_than_that_are_rejected(
     bench.cache("abc")
     assert bench.offload("abc").status is EditStatus.ACCEPTED
     assert bench.prefetch("abc").status is EditStatus.ACCEPTED
-    refused = bench.offload("abc")
+    refused = bench.offload("ab")
     assert refused.status is EditStatus.REJECTED
     assert refused.reason == "2 operations are under way"
     bench.run()
     assert sorted(bench.ended()) == ["op-1", "op-2"]
     assert bench.offload("abc").status is EditStatus.ACCEPTED
+
+
+def test_an_operation_asked_for_twice_is_done_once_and_answered_twice() -> None:
+    bench = Bench()
+    bench.cache("abc")
+    first, second = bench.offload("abc"), bench.offload("abc")
+    assert first.blocks.requested == second.blocks.requested == 3
+    bench.run()
+    ended = bench.ended()
+    assert sorted(ended) == ["op-1", "op-2"]
+    assert ended["op-1"] == ended["op-2"]
+    assert ended["op-1"].blocks.done == 3
+
+
+def test_one_step_looks_at_so_many_blocks_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks that need no copy use up no budget, but time."""
+    monkeypatch.setattr(host_tier, "_MAX_LOOKS", 2)
+    bench = Bench()
+    bench.put("abcde")
+    bench.cache("abcde")
+    bench.offload("abcde")
+    bench.prefetch("abcde")
+    ended = []
+    for _ in range(6):
+        bench.step()
+        ended.append(sorted(bench.ended()))
+    # The prefetch first, two blocks a step, then the offload.
+    assert ended == [[], [], ["op-2"], [], ["op-1"], []]
+
+
+def test_an_evict_of_a_range_is_not_undone_by_an_offload_under_way() -> None:
+    bench = Bench()
+    bench.cache("abcdef")
+    bench.offload("abcdef")
+    bench.step()
+    part = blocks_of("abcdef")
+    ranged = type(part)(
+        block_hashes={0: part.block_hashes[0][2:4]},  # type: ignore[index, dict-item]
+        block_start=2,
+        is_whole=False,
+        context_id=1,
+    )
+    bench.tier.evict("op", key("s"), [ranged])
+    bench.run()
+    assert bench.state.contexts.num_held(key("s")) == 0
 
 
 def test_an_evict_makes_the_sessions_content_the_next_to_go() -> None:

@@ -286,7 +286,7 @@ def test_e09_a_thousand_prefetches_that_come_to_nothing() -> None:
         driver.check_no_leak()
         stats = driver.tier.stats()
         assert stats["host_pinned_slots"] == stats["gpu_pinned_blocks"] == 0
-        assert driver.tier.state.num_inflight == 0
+        assert driver.tier.state.jobs.num_blocks == 0
 
 
 def states() -> dict[str, Callable[[TieredDriver], None]]:

@@ -348,3 +348,18 @@ def test_what_another_session_waits_for_is_kept_all_the_same() -> None:
     assert bench.state.contexts.num_held(key("s")) == 0
     assert bench.state.contexts.num_held(key("t")) == 3
     bench.check_idle()
+
+
+def test_a_copy_that_is_lost_before_the_offload_ends_makes_it_unsafe() -> None:
+    """The engine must not give up what the tier has lost again."""
+    bench = Bench()
+    bench.put("ab")
+    bench.cache("abc")
+    bench.offload("abc")
+    bench.step()
+    bench.state.slots.forget(contents("a")[0])
+    bench.run()
+    handle = bench.ended()["op-1"]
+    assert (handle.status, handle.is_safe) == (EditStatus.PARTIAL, False)
+    assert (handle.blocks.done, handle.blocks.already) == (1, 1)
+    assert handle.reason == "a copy in the tier was lost"

@@ -73,7 +73,7 @@ def test_the_budget_is_what_jobs_do_not_hold() -> None:
     bench = Bench(budget=5)
     bench.cache("abc")
     store(bench, "abc")
-    assert (bench.state.num_inflight, bench.state.budget) == (3, 2)
+    assert (bench.state.jobs.num_blocks, bench.state.budget) == (3, 2)
     bench.step()
     bench.report()
     assert bench.state.budget == 5
