@@ -8,7 +8,7 @@ from sam_connector.core.tiers import OperationHandle
 from sam_connector.core.types import BlockCounts, EditStatus
 from tests.connector.tier.bench import BLOCK_BYTES, Bench
 from tests.core.builders import key
-from tests.core.slots import blocks_of
+from tests.core.slots import blocks_of, contents
 
 pytestmark = pytest.mark.vllm
 
