@@ -28,3 +28,12 @@ class Claim:
         self.first: Any = None
         self.last: Any = None
         self.num_free = 0
+
+
+#: Marks a block in use whose content is dead: next in line once it is freed.
+NEXT_IN_LINE = Claim(None, Zone.A)
+
+
+def by_deadline(claim: Claim) -> float:
+    """Sorts claims latest deadline first."""
+    return -claim.deadline

@@ -24,25 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sam_connector.core.claim import Claim
+from sam_connector.core.claim import NEXT_IN_LINE, Claim, by_deadline
 from sam_connector.core.free_list import FreeList
 from sam_connector.core.types import Zone
 from sam_connector.errors import IntegrityError
 
-#: Marks a block in use whose content is dead: next in line once it is freed.
-_NEXT_IN_LINE = Claim(None, Zone.A)
 
-
-def _ignore_shortage(num_missing: int) -> None:
-    """Default of ``ZonedFreeQueue.on_shortage``."""
-
-
-def _ignore_reassigned(blocks: Sequence[Any], claim: Claim) -> None:
-    """Default of ``ZonedFreeQueue.on_reassigned``."""
-
-
-def _by_deadline(claim: Claim) -> float:
-    return -claim.deadline
+def _ignore(*_: object) -> None:
+    """Default of the callbacks of ``ZonedFreeQueue``."""
 
 
 class ZonedFreeQueue(FreeList):
@@ -71,8 +60,8 @@ class ZonedFreeQueue(FreeList):
     ) -> None:
         super().__init__()
         self.claims: list[Claim | None] = [None] * num_blocks
-        self.on_shortage: Callable[[int], None] = _ignore_shortage
-        self.on_reassigned: Callable[[Sequence[Any], Claim], None] = _ignore_reassigned
+        self.on_shortage: Callable[[int], None] = _ignore
+        self.on_reassigned: Callable[[Sequence[Any], Claim], None] = _ignore
         self.enforce = enforce
         self.num_taken = 0
         #: Claims that have not ended, and blocks marked: zero means stock behaviour.
@@ -217,7 +206,7 @@ class ZonedFreeQueue(FreeList):
         is_free = self.enforce and block.next_free_block is not None
         if is_free:
             self.remove(block)
-        if self.claims[block.block_id] is _NEXT_IN_LINE:
+        if self.claims[block.block_id] is NEXT_IN_LINE:
             self._num_claims -= 1
         self.claims[block.block_id] = claim
         if is_free:
@@ -299,8 +288,8 @@ class ZonedFreeQueue(FreeList):
         for block in blocks:
             if block.next_free_block is None:
                 block_id = block.block_id
-                num_marked += claims[block_id] is not _NEXT_IN_LINE
-                claims[block_id] = _NEXT_IN_LINE
+                num_marked += claims[block_id] is not NEXT_IN_LINE
+                claims[block_id] = NEXT_IN_LINE
         self._num_claims += num_marked
 
     def unclaim_all(self) -> None:
@@ -313,14 +302,14 @@ class ZonedFreeQueue(FreeList):
     def detach(self) -> None:
         """Becomes an ordinary free list again: no claims, no listeners."""
         self.unclaim_all()
-        self.on_shortage = _ignore_shortage
-        self.on_reassigned = _ignore_reassigned
+        self.on_shortage = _ignore
+        self.on_reassigned = _ignore
 
     # --- claims and runs -------------------------------------------------------
 
     def _set_claim(self, block: Any, claim: Claim | None) -> None:
         old = self.claims[block.block_id]
-        self._num_claims += (claim is _NEXT_IN_LINE) - (old is _NEXT_IN_LINE)
+        self._num_claims += (claim is NEXT_IN_LINE) - (old is NEXT_IN_LINE)
         self.claims[block.block_id] = claim
 
     def _report_reassigned(self, blocks: Sequence[Any]) -> None:
@@ -412,14 +401,14 @@ class ZonedFreeQueue(FreeList):
         Equal deadlines keep the order of arrival, in which a context's tail comes
         before its prefix.
         """
-        position = bisect_right(self._leased, -claim.deadline, key=_by_deadline)
+        position = bisect_right(self._leased, -claim.deadline, key=by_deadline)
         self._leased.insert(position, claim)
         if position + 1 < len(self._leased):
             return self._leased[position + 1].first
         return self.fake_free_list_tail
 
     def _unlist(self, claim: Claim) -> None:
-        position = bisect_left(self._leased, -claim.deadline, key=_by_deadline)
+        position = bisect_left(self._leased, -claim.deadline, key=by_deadline)
         del self._leased[self._leased.index(claim, position)]
 
     def _append_claimed(self, blocks: Sequence[Any]) -> None:
@@ -445,7 +434,7 @@ class ZonedFreeQueue(FreeList):
     def _append_chain(
         self, claim: Claim | None, first: Any, last: Any, length: int
     ) -> None:
-        if claim is _NEXT_IN_LINE:
+        if claim is NEXT_IN_LINE:
             block = first
             for _ in range(length):
                 self._set_claim(block, None)
@@ -510,5 +499,5 @@ class ZonedFreeQueue(FreeList):
         if not num_retained == lengths == self._num_retained:
             raise IntegrityError(f"{num_retained} retained, counted {lengths}")
         leased = [claim for claim in runs if claim.zone is Zone.C]
-        if leased != self._leased or leased != sorted(leased, key=_by_deadline):
+        if leased != self._leased or leased != sorted(leased, key=by_deadline):
             raise IntegrityError("zone C is out of order")
