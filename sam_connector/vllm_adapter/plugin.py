@@ -33,13 +33,24 @@ def register() -> None:
         setattr(EngineCore, UTILITY_NAME, _control)
 
 
+class _VllmLog(logging.Handler):
+    """Sends our log where vLLM's goes.
+
+    vLLM sets up handlers for its own name only, and anew whenever it likes, so they
+    are looked up for each record.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for handler in logging.getLogger("vllm").handlers:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+
+
 def _share_log() -> None:
-    """Sends our log where vLLM's goes; vLLM sets up handlers for its own name only."""
-    ours, theirs = logging.getLogger("sam_connector"), logging.getLogger("vllm")
+    ours = logging.getLogger("sam_connector")
     if not ours.handlers:
-        for handler in theirs.handlers:
-            ours.addHandler(handler)
-        ours.setLevel(theirs.level)
+        ours.addHandler(_VllmLog())
+        ours.setLevel(logging.INFO)
 
 
 def _control(engine: EngineCore, payload: str) -> str | Future[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,13 @@ def ranks_server() -> Iterator[LiveServer]:
     args = ["--tensor-parallel-size", str(NUM_RANKS)]
     with with_tier(extra_args=args) as server:
         yield server
+
+
+def test_log_says_what_there_is(ranks_server: LiveServer) -> None:
+    log = ranks_server.log_text()
+    tier = re.findall(r"host tier: \d+ blocks of \d+ tokens, .* on 2 rank", log)
+    ranks = re.findall(r"host tier: \d+ slots of \d+ bytes on rank [01]", log)
+    assert (len(tier), len(ranks)) == (1, 2)
 
 
 def test_displaced_session_comes_back_on_every_rank(ranks_server: LiveServer) -> None:

@@ -87,6 +87,7 @@ def window_server() -> Iterator[LiveServer]:
 def test_sliding_window_is_served_without_the_tier(window_server: LiveServer) -> None:
     server, prompt = window_server, new_prompt()
     assert server.log_text().count(NO_TIER) == 1
+    assert server.log_text().count("session hints are on for a KV cache of") == 1
     first = server.complete(prompt, hint={"session_id": "s"})
     warm = server.complete(prompt, hint={"session_id": "s"})
     assert cached_tokens(warm) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,3 +42,15 @@ def test_an_engine_without_our_connector_says_so() -> None:
     )
     with pytest.raises(SamError, match="no SAMConnector"):
         plugin._control(engine, '{"op": "get_stats"}')
+
+
+def test_our_log_goes_where_the_engines_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when vLLM sets its handlers up later, or anew."""
+    plugin.register()
+    seen: list[str] = []
+    handler = logging.Handler(level=logging.INFO)
+    monkeypatch.setattr(handler, "emit", lambda record: seen.append(record.msg))
+    monkeypatch.setattr(logging.getLogger("vllm"), "handlers", [handler])
+    logging.getLogger("sam_connector.somewhere").info("told")
+    logging.getLogger("sam_connector.somewhere").debug("not told")
+    assert seen == ["told"]
