@@ -259,9 +259,10 @@ def _checked_config(kv_transfer_config: KVTransferConfig) -> SamConfig:
         config = SamConfig.from_extra_config(extra_config)
     except ConfigurationError as error:
         problems += error.problems
+    wants_tier = config.host.is_enabled or (problems and "host_bytes" in extra_config)
     policy = kv_transfer_config.kv_load_failure_policy
     # A load that fails must cost a prefill, not a request.
-    if policy != "recompute" and extra_config.get("host_bytes"):
+    if wants_tier and policy != "recompute":
         problems.append(
             "host_bytes needs kv_load_failure_policy to be recompute in "
             f"--kv-transfer-config; it is {policy!r}"

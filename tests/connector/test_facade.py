@@ -124,6 +124,17 @@ def test_a_load_that_fails_must_not_fail_a_request() -> None:
     assert "'fail'" in str(raised.value)
     again(driver, policy="recompute")
     again(Driver(), policy="fail")
+    again(Driver(extra_config={"host_bytes": "0 GiB"}), policy="fail")
+
+
+def test_all_that_is_wrong_with_the_settings_is_said_at_once() -> None:
+    driver = Driver()
+    extra_config = {"host_bytes": "8 apples"}
+    config = driver.scheduler.connector._vllm_config.kv_transfer_config
+    config.kv_connector_extra_config = extra_config
+    with pytest.raises(ConfigurationError, match="apples") as raised:
+        again(driver, policy="fail")
+    assert "kv_load_failure_policy" in str(raised.value)
 
 
 @pytest.mark.parametrize("stages", [1, 2])
