@@ -68,6 +68,10 @@ class HostTierConfig:
     def is_enabled(self) -> bool:
         return self.host_bytes > 0
 
+    def num_slots(self, slot_bytes: int, num_ranks: int) -> int:
+        """Slots that each rank's share of the memory has room for."""
+        return self.host_bytes // num_ranks // slot_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamConfig:

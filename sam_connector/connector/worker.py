@@ -71,7 +71,7 @@ class WorkerSide:
         }
         layout = SlotLayout.of(groups)
         device = next(iter(kv_caches.values())).device
-        num_slots = config.host_bytes // num_ranks // layout.slot_bytes
+        num_slots = config.num_slots(layout.slot_bytes, num_ranks)
         if not num_slots:
             raise ConfigurationError(
                 [

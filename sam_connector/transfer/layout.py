@@ -28,6 +28,11 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 SLOT_ALIGNMENT = 64
 
 
+def aligned(record_bytes: int) -> int:
+    """Size of the slots that hold records of up to ``record_bytes``."""
+    return -(-record_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLayout:
     """How a host slot holds one block of one group.
@@ -65,7 +70,7 @@ class SlotLayout:
         }
         largest = max(sum(parts) for parts in sizes.values())
         return cls(
-            slot_bytes=-(-largest // SLOT_ALIGNMENT) * SLOT_ALIGNMENT,
+            slot_bytes=aligned(largest),
             offsets={group_id: _starts(parts) for group_id, parts in sizes.items()},
             sizes=sizes,
         )

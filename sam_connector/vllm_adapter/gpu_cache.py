@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import BlockHash as VllmBlockHash
 from vllm.v1.core.kv_cache_utils import (
+    BlockHashWithGroupId,
     get_block_hash,
     get_group_id,
     make_block_hash_with_group_id,
@@ -60,9 +61,8 @@ class GpuCache:
 
     def find(self, content: Content) -> KVCacheBlock | None:
         """The block that holds ``content``, computed or about to be."""
-        key = make_block_hash_with_group_id(VllmBlockHash(content[1]), content[0])
         # Looked up anew each time: a reset replaces the map.
-        return self._pool.cached_block_hash_to_block.get_one_block(key)
+        return self._pool.cached_block_hash_to_block.get_one_block(_key(content))
 
     def find_id(self, group_id: GroupId, block_hash: BlockHash) -> BlockId:
         block = self.find((group_id, block_hash))
@@ -72,8 +72,7 @@ class GpuCache:
         return self._pool.blocks[block_id]
 
     def holds(self, block: KVCacheBlock, content: Content) -> bool:
-        key = make_block_hash_with_group_id(VllmBlockHash(content[1]), content[0])
-        return block.block_hash == key
+        return block.block_hash == _key(content)
 
     def pin(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Keeps blocks from being reused; must be undone by ``unpin``."""
@@ -122,12 +121,8 @@ class GpuCache:
             block_index: its position in the sequence, which says how many tokens
                 its hash covers.
         """
-        group_id, block_hash = content
-        self._pool._insert_block_hash(
-            make_block_hash_with_group_id(VllmBlockHash(block_hash), group_id),
-            block,
-            num_tokens=(block_index + 1) * self._block_sizes[group_id],
-        )
+        num_tokens = (block_index + 1) * self._block_sizes[content[0]]
+        self._pool._insert_block_hash(_key(content), block, num_tokens=num_tokens)
 
     @property
     def num_unclaimed(self) -> int:
@@ -168,3 +163,9 @@ class GpuCache:
         if num_tokens is not None and num_tokens % self._block_sizes[group_id]:
             return None
         return group_id, BlockHash(bytes(get_block_hash(key)))
+
+
+def _key(content: Content) -> BlockHashWithGroupId:
+    """The content as vLLM's prefix cache names it."""
+    group_id, block_hash = content
+    return make_block_hash_with_group_id(VllmBlockHash(block_hash), group_id)

@@ -12,7 +12,7 @@ from sam_connector.connector.tier.state import TierState
 from sam_connector.core.clock import MonotonicClock
 from sam_connector.core.slot_pool import SlotPool
 from sam_connector.core.tier_contexts import TierContexts
-from sam_connector.transfer.layout import SLOT_ALIGNMENT
+from sam_connector.transfer.layout import aligned
 from sam_connector.vllm_adapter import compat
 from sam_connector.vllm_adapter.chains import ChainReader
 from sam_connector.vllm_adapter.geometry import (
@@ -72,8 +72,7 @@ def build_host_tier(
         for group_id, specs in region_specs(kv_cache_config).items()
     }
     if num_slots is None:
-        slot_bytes = -(-max(records.values()) // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
-        num_slots = config.host_bytes // num_ranks // slot_bytes
+        num_slots = config.num_slots(aligned(max(records.values())), num_ranks)
     if not num_slots:
         return None  # the ranks have refused to start
     chains = ChainReader(kv_cache_manager)

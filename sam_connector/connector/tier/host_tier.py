@@ -1,12 +1,12 @@
 """The host tier: blocks in pinned host memory, by content.
 
 Three parts decide what is copied (``operations``, ``saves``, ``loads``); this one
-starts nothing itself. It takes the ends of copies, keeps slots, the engine's blocks
+decides when they may. It takes the ends of copies, keeps slots, the engine's blocks
 and sessions in line with them, and is what the session-aware manager drives.
 
-Scheduler thread only. Blocks of the engine are taken, given back or renamed in
-control calls, while a step's metadata is built, and when a step's output is taken,
-never while vLLM looks a request up.
+Scheduler thread only. Blocks of the engine are taken and named only while a step's
+metadata is built or its output taken. A request that ends has its own blocks pinned,
+and an evict gives pins back. Nothing happens while vLLM looks a request up.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ class HostTier(SupportsSessionAwareKVManagement):
     def _on_stored(self, job: Job) -> None:
         state = self.state
         is_current = job.generation == state.generation
-        is_wanted = job.is_policy or any(not op.has_ended for op in job.waiters)
+        is_wanted = job.owner is None or any(not op.has_ended for op in job.waiters)
         if job.error is None and is_current and is_wanted:
             for copy in job.copies:
                 state.slots.publish(copy.slot, copy.content)

@@ -39,11 +39,10 @@ class Job:
         generation: of the tier's content when the job started.
         request_id: the request that waits for it, if it loads for one.
         deadline: until when other requests wait for it.
-        owner: the operation that started it, if one did.
+        owner: the operation that started it; none for what the save policy stores.
         waiters: operations that it works for, with the number of its blocks each is
             about.
         contexts: contexts that hold what it stores.
-        is_policy: stores what no operation asked for.
         is_demotion: its blocks were free, in the order in which they will be taken.
         ranks: which are done.
         error: the first failure of any rank.
@@ -58,7 +57,6 @@ class Job:
     owner: Any = None
     waiters: dict[Any, int] = field(default_factory=dict)
     contexts: set[tuple[SessionKey, int]] = field(default_factory=set)
-    is_policy: bool = False
     is_demotion: bool = False
     ranks: set[int] = field(default_factory=set)
     error: str | None = None

@@ -37,9 +37,8 @@ def subject_of(
 ) -> Hashable:
     """The same for two operations that do the same to the same blocks."""
     ranges = (
-        (context.context_id, context.block_start, *map(len, hashes.values()))
-        for context in contexts
-        for hashes in (context.block_hashes,)
+        (c.context_id, c.block_start, *map(len, c.block_hashes.values()))
+        for c in contexts
     )
     return kind, session, tuple(ranges)
 
@@ -72,11 +71,7 @@ class Operation(ABC):
         self.has_ended = False
         self.slots: list[Slot] = []
         self._reason: str | None = None
-        self.num_requested = sum(
-            len(hashes)
-            for context in contexts
-            for hashes in context.block_hashes.values()
-        )
+        self.num_requested = 0
         self._num_done = 0
         self._num_already = 0
         self._num_bytes = 0
@@ -183,7 +178,8 @@ class Offload(Operation):
         contexts: Sequence[ContextBlocks],
     ) -> None:
         super().__init__(state, session, contexts)
-        self._todo = deque(_distinct(_blocks(contexts)))
+        # Contexts of one session share a prefix; it is copied once.
+        self._todo = deque(dict.fromkeys(block.content for block in _blocks(contexts)))
         self.num_requested = len(self._todo)
         self._awaited: set[Content] = set()
         #: What is in each of ``slots``.
@@ -204,7 +200,7 @@ class Offload(Operation):
         num_looks = 0
         while self._todo and len(sources) < budget and num_looks < max_looks:
             num_looks += 1
-            content = self._todo[0].content
+            content = self._todo.popleft()
             if content in state.slots:
                 present.append(content)
             elif content in state.jobs.storing:
@@ -212,7 +208,6 @@ class Offload(Operation):
                 self._awaited.add(content)
             elif (block := state.gpu.find(content)) is not None:
                 sources.append((content, block))
-            self._todo.popleft()
         self._num_already += len(present)
         self._pin(present)
         if sources:
@@ -222,7 +217,8 @@ class Offload(Operation):
     def _store(self, sources: list[tuple[Content, Any]]) -> None:
         state = self._state
         owners = {(self.session, context_id) for context_id in self.context_ids}
-        job, num_stored = state.store(sources, contexts=owners, owner=self)
+        job = state.store(sources, contexts=owners, owner=self)
+        num_stored = 0 if job is None else len(job.copies)
         if job is not None:
             self._wait_for(job, num_stored)
             self._awaited.update(job.contents)
@@ -233,8 +229,7 @@ class Offload(Operation):
             self._todo.clear()
             return
         # For lack of slots; copies under way may give some back.
-        rest = [_Block(content, 0) for content, _ in sources[num_stored:]]
-        self._todo.extendleft(reversed(rest))
+        self._todo.extendleft(content for content, _ in reversed(sources[num_stored:]))
 
     @override
     def on_copied(self, job: Job, num_blocks: int) -> None:
@@ -305,6 +300,7 @@ class Prefetch(Operation):
             for context in contexts
             for group_id in context.block_hashes
         )
+        self.num_requested = sum(map(len, self._chains))
         #: The engine's blocks of the context, in the order of the sequence.
         self._pins: list[Any] = []
         self._is_cancelled = False
@@ -424,8 +420,3 @@ def _blocks(
             if only is None or group_id == only:
                 for index, block_hash in enumerate(hashes, context.block_start):
                     yield _Block((group_id, block_hash), index)
-
-
-def _distinct(blocks: Iterator[_Block]) -> list[_Block]:
-    """Contexts of one session share a prefix; it is copied once."""
-    return list({block.content: block for block in blocks}.values())

@@ -111,22 +111,20 @@ class Saver:
         """Starts what fits into the budget; what is gone by now is not saved."""
         state, backlog = self._state, self._backlog
         budget = state.budget
-        sources: list[tuple[Content, Any]] = []
+        sources: dict[Content, Any] = {}
         contexts: set[tuple[SessionKey, int]] = set()
-        chosen: set[Content] = set()
         for _ in range(min(len(backlog), _MAX_LOOKS)):
             if len(sources) >= budget:
                 break
             content, context = backlog.popleft()
             block = None
-            if content not in chosen and state.is_wanted(content):
+            if content not in sources and state.is_wanted(content):
                 block = state.gpu.find(content)
             if block is not None:
-                sources.append((content, block))
-                chosen.add(content)
+                sources[content] = block
                 if context is not None:
                     contexts.add(context)
-        self._store(sources, contexts)
+        self._store(list(sources.items()), contexts)
 
     def _at_risk(self, sequence: Iterable[Content], num_new: int) -> list[Slot]:
         """Slots of a sequence that saving more of it could displace.
@@ -188,7 +186,6 @@ class Saver:
         is_demotion: bool = False,
     ) -> None:
         if sources:
-            _, num_stored = self._state.store(
-                sources, is_policy=True, is_demotion=is_demotion, contexts=contexts
-            )
+            job = self._state.store(sources, is_demotion=is_demotion, contexts=contexts)
+            num_stored = 0 if job is None else len(job.copies)
             self._state.counts["saves_dropped"] += len(sources) - num_stored

@@ -80,9 +80,7 @@ class TierState:
         """Engine blocks that may be held for copies in addition."""
         return self.max_inflight_blocks - self.jobs.num_blocks
 
-    def store(
-        self, sources: Sequence[tuple[Content, Any]], **more: Any
-    ) -> tuple[Job | None, int]:
+    def store(self, sources: Sequence[tuple[Content, Any]], **more: Any) -> Job | None:
         """Starts to copy blocks to the tier, as many as there are slots for.
 
         Leases in the tier are not broken for it.
@@ -93,11 +91,11 @@ class TierState:
             **more: attributes of the job.
 
         Returns:
-            The job, if there is a slot at all, and how many blocks it copies.
+            The job; ``None`` if there is no slot at all.
         """
         num_slots = self.slots.num_available(len(sources))
         if not num_slots:
-            return None, 0
+            return None
         sources = sources[:num_slots]
         blocks = [block for _, block in sources]
         self.gpu.pin(blocks)
@@ -107,10 +105,9 @@ class TierState:
                 sources, self.slots.allocate(num_slots), strict=True
             )
         ]
-        job = self.jobs.start(
+        return self.jobs.start(
             Direction.STORE, copies, generation=self.generation, **more
         )
-        return job, num_slots
 
     def is_wanted(self, content: Content) -> bool:
         """Whether the tier neither has a content nor is getting it."""

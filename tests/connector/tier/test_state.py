@@ -18,9 +18,10 @@ pytestmark = pytest.mark.vllm
 
 
 def store(bench: Bench, text: str, **more: Any) -> tuple[Job | None, int]:
-    more.setdefault("is_policy", True)
+    """The job and how many blocks it copies."""
     sources = [(c, bench.state.gpu.find(c)) for c in contents(text)]
-    return bench.state.store(sources, **more)
+    job = bench.state.store(sources, **more)
+    return job, 0 if job is None else len(job.copies)
 
 
 def test_what_is_copied_is_held_on_both_sides_until_the_copy_has_ended() -> None:
