@@ -36,6 +36,24 @@ def random_hint(rng: random.Random) -> dict[str, object] | None:
     return hint
 
 
+def add_and_abort(
+    driver: Driver,
+    rng: random.Random,
+    request_id: str,
+    prompts: dict[str, tuple[list[int], int]],
+) -> None:
+    """Perhaps a new request, noted in ``prompts``, and perhaps an end to another."""
+    if rng.random() < 0.5:
+        tokens = rng.choice(STREAMS)[: rng.randrange(1, 400)]
+        max_tokens = rng.randrange(1, 60)
+        prompts[request_id] = tokens, max_tokens
+        driver.add(
+            request_id, tokens, max_tokens=max_tokens, agent_hint=random_hint(rng)
+        )
+    if rng.random() < 0.1 and driver.scheduler.requests:
+        driver.engine.abort(rng.choice(sorted(driver.scheduler.requests)))
+
+
 def control_call(driver: Driver, rng: random.Random) -> None:
     session_id = rng.choice(SESSIONS)
     target = {"tenant": "", "session_id": session_id}
@@ -83,17 +101,7 @@ def test_anything_at_any_moment(
     )
     prompts: dict[str, tuple[list[int], int]] = {}
     for number in range(120):
-        if rng.random() < 0.5:
-            tokens = rng.choice(STREAMS)[: rng.randrange(1, 400)]
-            prompts[f"r{number}"] = tokens, rng.randrange(1, 60)
-            driver.add(
-                f"r{number}",
-                tokens,
-                max_tokens=prompts[f"r{number}"][1],
-                agent_hint=random_hint(rng),
-            )
-        if rng.random() < 0.1 and driver.scheduler.requests:
-            driver.engine.abort(rng.choice(sorted(driver.scheduler.requests)))
+        add_and_abort(driver, rng, f"r{number}", prompts)
         if rng.random() < 0.05:
             driver.scheduler.reset_prefix_cache(
                 reset_running_requests=rng.random() < 0.5 and not async_scheduling,

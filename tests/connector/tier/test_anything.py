@@ -14,8 +14,8 @@ import pytest
 from benchmarks.scheduler_harness import expected_output
 from sam_connector.core.clock import ManualClock
 from tests.connector.copy_gate import GatePlan
-from tests.connector.driving import STREAMS, Driver, TieredDriver
-from tests.connector.test_interruptions import SESSIONS, random_hint
+from tests.connector.driving import Driver, TieredDriver
+from tests.connector.test_interruptions import SESSIONS, add_and_abort
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
@@ -102,17 +102,7 @@ def run_random_traffic(
 ) -> dict[str, tuple[list[int], int]]:
     prompts: dict[str, tuple[list[int], int]] = {}
     for number in range(100):
-        if rng.random() < 0.5:
-            tokens = rng.choice(STREAMS)[: rng.randrange(1, 400)]
-            prompts[f"r{number}"] = tokens, rng.randrange(1, 50)
-            driver.add(
-                f"r{number}",
-                tokens,
-                max_tokens=prompts[f"r{number}"][1],
-                agent_hint=random_hint(rng),
-            )
-        if rng.random() < 0.1 and driver.scheduler.requests:
-            driver.engine.abort(rng.choice(sorted(driver.scheduler.requests)))
+        add_and_abort(driver, rng, f"r{number}", prompts)
         if rng.random() < 0.05:
             reset_cache(driver, rng, may_preempt=mode in ("sync", "tp2"))
         if rng.random() < 0.4:
