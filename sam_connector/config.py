@@ -73,6 +73,61 @@ class HostTierConfig:
         return self.host_bytes // num_ranks // slot_bytes
 
 
+class StorePolicy(enum.StrEnum):
+    """Which blocks are written to the store without being asked for."""
+
+    #: Nothing: only an ``offload`` edit writes.
+    ON_DEMAND = "on_demand"
+    #: What sessions have in the host tier, as soon as it is there.
+    SESSIONS = "sessions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Settings of the store that sessions outlive an engine in.
+
+    Attributes:
+        store: its URL, such as ``redis://host:6379/0``; ``embedded`` for a private
+            one that ends with the engine; empty for none.
+        store_namespace: part of every name; instances that are to share what they
+            store have the same. Change it with the weights, unless the model's name
+            or revision changes with them.
+        store_policy: what is written without being asked for.
+        store_ttl_s: how long what is written lives without being refreshed.
+        store_keep_alive_s: how often what live leases cover is refreshed.
+        store_lookup_timeout_s: how long a request waits to learn what is there.
+        store_timeout_s: how long one batch of values, or one call, may take.
+        store_load_timeout_s: how long a request waits for its blocks in all.
+        store_value_bytes: blocks smaller than this are grouped into values of at
+            least this size.
+        store_max_value_bytes: blocks larger than this are cut into several values.
+        store_threads: connections, and threads, per rank.
+        store_max_inflight_bytes: most bytes on their way at any one time, all ranks
+            together.
+        store_max_queued_bytes: most bytes that wait to be moved.
+        store_max_queued: most values that wait to be moved.
+    """
+
+    store: str = ""
+    store_namespace: str = ""
+    store_policy: StorePolicy = StorePolicy.ON_DEMAND
+    store_ttl_s: float = 3_600.0
+    store_keep_alive_s: float = 60.0
+    store_lookup_timeout_s: float = 0.05
+    store_timeout_s: float = 0.5
+    store_load_timeout_s: float = 5.0
+    store_value_bytes: int = 512 << 10
+    store_max_value_bytes: int = 4 << 20
+    store_threads: int = 2
+    store_max_inflight_bytes: int = 256 << 20
+    store_max_queued_bytes: int = 64 << 30
+    store_max_queued: int = 65_536
+
+    @property
+    def is_enabled(self) -> bool:
+        return bool(self.store)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamConfig:
     """Settings of one engine.
@@ -81,20 +136,22 @@ class SamConfig:
         sam: whether hints have an effect.
         ranges: whether hints may name block ranges.
         host: the host memory tier.
+        store: the store behind it.
         limits: bounds on what clients can make the engine keep or do.
     """
 
     sam: SamMode = SamMode.ON
     ranges: bool = False
     host: HostTierConfig = field(default_factory=HostTierConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
     limits: Limits = field(default_factory=Limits)
 
     @classmethod
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> Self:
         """Reads ``kv_connector_extra_config``.
 
-        Keys are those of this class, of ``HostTierConfig`` and of ``Limits``, side
-        by side. Sizes are numbers of bytes or text such as ``"8GiB"``.
+        Keys are those of this class, of ``HostTierConfig``, of ``StoreConfig`` and of
+        ``Limits``, side by side. Sizes are numbers of bytes or text such as ``"8GiB"``.
 
         Raises:
             ConfigurationError: with one line per unknown key or bad value.
@@ -105,9 +162,14 @@ class SamConfig:
         if not isinstance(ranges, bool):
             reader.problems.append(f"ranges must be true or false; got {ranges!r}")
         host = reader.section(HostTierConfig)
+        store = reader.section(StoreConfig)
         limits = reader.section(Limits)
+        if store.is_enabled and not host.is_enabled:
+            reader.problems.append(
+                "store needs host_bytes: blocks reach it through host memory"
+            )
         reader.report(known={"sam", "ranges"})
-        return cls(sam=sam, ranges=ranges, host=host, limits=limits)
+        return cls(sam=sam, ranges=ranges, host=host, store=store, limits=limits)
 
 
 #: Least and, if there is one, greatest value of a number; others start at 1 if they
@@ -119,6 +181,13 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_ttl_s": (0, 3600),
     "max_load_wait_s": (0, 60),
     "copy_threads": (1, 64),
+    "store_threads": (1, 64),
+    "store_ttl_s": (1, math.inf),
+    "store_keep_alive_s": (0.1, math.inf),
+    "store_lookup_timeout_s": (0, 10),
+    "store_timeout_s": (0.001, 60),
+    "store_load_timeout_s": (0.001, 600),
+    "store_max_value_bytes": (1 << 16, 512 << 20),
 }
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -152,10 +221,12 @@ class _Reader:
             self._known.add(spec.name)
             if spec.name not in self._given:
                 continue
-            if spec.type == "SavePolicy":
-                values[spec.name] = self.choice(
-                    spec.name, SavePolicy, SavePolicy.HINTED
-                )
+            if isinstance(spec.default, enum.StrEnum):
+                kind_of_choice = type(spec.default)
+                values[spec.name] = self.choice(spec.name, kind_of_choice, spec.default)
+                continue
+            if spec.type == "str":
+                values[spec.name] = self._text(spec.name)
                 continue
             number = self._number(spec.name, integral=spec.type == "int")
             if number is not None:
@@ -171,6 +242,13 @@ class _Reader:
         ]
         if unknown or self.problems:
             raise ConfigurationError([*unknown, *self.problems])
+
+    def _text(self, name: str) -> str:
+        value = self._given[name]
+        if isinstance(value, str):
+            return value
+        self.problems.append(f"{name} must be text; got {value!r}")
+        return ""
 
     def _number(self, name: str, *, integral: bool) -> float | None:
         given = value = self._given[name]

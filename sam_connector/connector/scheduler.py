@@ -200,7 +200,7 @@ class SchedulerSide:
     def _connect(self) -> None:
         """The tier keeps slots for the sessions that the manager knows."""
         if self.tier is not None and self.host is not None:
-            self.tier.state.directory = self.host.manager
+            self.tier.state.directory = self.host.manager.directory
             self.tier.has_listener = True
 
     def _start(

@@ -103,13 +103,34 @@ class EditController:
     def _apply_one(self, key: SessionKey, edit: Edit) -> EditResult:
         session = self._book.sessions.get(key)
         if session is None:
-            return EditResult(type=edit.type, status=EditStatus.NOT_FOUND)
+            return self._ask_tiers(key, edit)
         target = self._target(session, edit)
         if isinstance(target, EditResult):
             return target
         if edit.type is EditType.EVICT:
-            return self._evict(session, target)
+            return self._evict(session, target, purge=edit.purge)
         return self._delegate(session, edit.type, target)
+
+    def _ask_tiers(self, key: SessionKey, edit: Edit) -> EditResult:
+        """An edit of a session that is not known here: another engine may know it."""
+        operation_id = self.operations.new_id()
+        handle = OperationHandle(status=EditStatus.NOT_FOUND)
+        if not edit.is_ranged and edit.type is not EditType.OFFLOAD:
+            for tier in self._tiers():
+                handle = tier.edit_unknown(edit.type, operation_id, key)
+                if handle.status is not EditStatus.NOT_FOUND:
+                    break
+        if handle.status is EditStatus.NOT_FOUND:
+            return EditResult(type=edit.type, status=EditStatus.NOT_FOUND)
+        result = EditResult(
+            type=edit.type,
+            status=handle.status,
+            operation_id=operation_id,
+            blocks=handle.blocks,
+            reason=handle.reason,
+        )
+        self.operations.record(key, result)
+        return result
 
     def _target(self, session: Session, edit: Edit) -> _Target | EditResult:
         if not edit.is_ranged:
@@ -132,12 +153,12 @@ class EditController:
             return _Target((context,), start, end)
         return EditResult(type=edit.type, status=EditStatus.REJECTED, reason=reason)
 
-    def _evict(self, session: Session, target: _Target) -> EditResult:
+    def _evict(self, session: Session, target: _Target, *, purge: bool) -> EditResult:
         counts = self._count(target)
         tiers = [t for t in self._tiers() if EditType.EVICT in t.session_capabilities]
         contents = self._contents(target) if tiers else []
         handles = [
-            tier.evict(self.operations.new_id(), session.key, contents)
+            tier.evict(self.operations.new_id(), session.key, contents, purge=purge)
             for tier in tiers
         ]
         if target.end is None:

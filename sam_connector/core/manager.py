@@ -7,12 +7,12 @@ order free blocks are reused. Single-threaded; ``now`` is always an argument.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sam_connector.core.block_index import BlockIndex
-from sam_connector.core.contexts import Chain, Chains, ContextBook, LazyBlockIds
+from sam_connector.core.contexts import Chain, Chains, ContextBook
+from sam_connector.core.directory import Directory
 from sam_connector.core.edits import EditController
 from sam_connector.core.limits import Limits
 from sam_connector.core.retention import BlockPoolPort, Retention
@@ -20,18 +20,14 @@ from sam_connector.core.session_index import Context, Session
 from sam_connector.core.stats import Stats
 from sam_connector.core.tier_relay import TierRelay
 from sam_connector.core.tiers import (
-    ContextBlocks,
     SupportsSessionAwareKVManagement,
     TierEventType,
 )
 from sam_connector.core.ttl import LeaseTable
 from sam_connector.core.types import (
-    BlockHash,
-    BlockId,
     Edit,
     EditResult,
     EditStatus,
-    GroupId,
     SessionHint,
     SessionKey,
     Zone,
@@ -93,6 +89,7 @@ class SessionAwareManager:
         self._index = BlockIndex(self._retention)
         self._leases = LeaseTable(idle_ttl_s=limits.idle_ttl_s, now=now)
         self._book = ContextBook(self._index, self._leases, self._retention, limits)
+        self._directory = Directory(self._book)
         self._edits = EditController(
             self._book, tiers, ranges_enabled=ranges_enabled, id_prefix=id_prefix
         )
@@ -247,6 +244,7 @@ class SessionAwareManager:
         for session in known:
             session.epoch += 1
             self._book.drop_session(session)
+            self._relay.on_freed(session.key)
         return len(known)
 
     # --- time -----------------------------------------------------------------------
@@ -291,37 +289,12 @@ class SessionAwareManager:
                 self._book.drop(context)
             self._book.drop_if_empty(session)
 
-    # --- for a tier in this process ---------------------------------------------------
-
-    def contents(self, key: SessionKey, context_id: int) -> ContextBlocks | None:
-        """A context's blocks; ``None`` if it is not known any more."""
-        context = self._find(key, context_id)
-        return None if context is None else self._book.blocks_of(context)
-
-    def restore(
-        self,
-        key: SessionKey,
-        context_id: int,
-        find: Callable[[GroupId, BlockHash], BlockId],
-    ) -> None:
-        """Some of a context's blocks are back in the engine's cache.
-
-        Args:
-            key: the session.
-            context_id: which of its contexts.
-            find: where the engine has a block, 0 for nowhere.
-        """
-        context = self._find(key, context_id)
-        if context is None:
-            return
-        chains = {}
-        for group_id in context.leaves:
-            hashes = self._index.hashes(context, group_id)
-            block_ids = LazyBlockIds(hashes, functools.partial(find, group_id))
-            chains[group_id] = Chain(hashes=hashes, block_ids=block_ids)
-        self._book.extend(context, chains)
-
     # --- state -----------------------------------------------------------------------
+
+    @property
+    def directory(self) -> Directory:
+        """The contexts, for a tier in this process."""
+        return self._directory
 
     @property
     def book(self) -> ContextBook:
@@ -396,11 +369,6 @@ class SessionAwareManager:
         if self._book.sessions.get(key) is record.session:
             return self._edits.apply(key, edits)
         return [EditResult(type=e.type, status=EditStatus.NOT_FOUND) for e in edits]
-
-    def _find(self, key: SessionKey, context_id: int) -> Context | None:
-        session = self._book.sessions.get(key)
-        contexts = () if session is None else session.contexts
-        return next((c for c in contexts if c.context_id == context_id), None)
 
     def _ttl(self, ttl_s: float) -> float:
         return min(ttl_s, self._limits.max_ttl_s)

@@ -13,6 +13,7 @@ from sam_connector.core.tiers import (
     TierEvent,
     TierEventType,
 )
+from sam_connector.core.types import SessionKey
 
 
 class TierRelay:
@@ -54,6 +55,10 @@ class TierRelay:
     def on_dropped(self, context: Context) -> None:
         for tier in self._tiers():
             tier.release(context.session.key, context.context_id)
+
+    def on_freed(self, session: SessionKey) -> None:
+        for tier in self._tiers():
+            tier.forget(session)
 
     def take_events(self) -> bool:
         """Hears all tiers; returns whether one wants to be asked in every step."""

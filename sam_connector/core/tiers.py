@@ -147,9 +147,32 @@ class SupportsSessionAwareKVManagement(ABC):
 
     @abstractmethod
     def evict(
-        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+        self,
+        operation_id: str,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+        *,
+        purge: bool,
     ) -> OperationHandle:
-        """The contexts will not be used again; cancels what is under way."""
+        """The contexts will not be used again; cancels what is under way.
+
+        ``purge`` asks to delete at once what no other known session shares.
+        """
+
+    def edit_unknown(
+        self, edit_type: EditType, operation_id: str, session: SessionKey
+    ) -> OperationHandle:
+        """A prefetch or evict of a session that this engine does not know.
+
+        Another engine may, and the tier may have heard of it. By default it has not.
+        """
+        return OperationHandle(status=EditStatus.NOT_FOUND)
+
+    def forget(self, session: SessionKey) -> None:  # noqa: B027
+        """A client has freed the session, here and wherever else it is known.
+
+        Every one of its contexts is released as well. Nothing to do by default.
+        """
 
     @abstractmethod
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:

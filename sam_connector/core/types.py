@@ -60,12 +60,14 @@ class Edit:
     """One requested change to a session's cached context.
 
     ``block_start``/``block_end`` are logical indices into the context, half-open;
-    both ``None`` target the whole context.
+    both ``None`` target the whole context. ``purge`` asks an evict to delete at once
+    what no other session shares.
     """
 
     type: EditType
     block_start: int | None = None
     block_end: int | None = None
+    purge: bool = False
 
     @property
     def is_ranged(self) -> bool:

@@ -99,9 +99,14 @@ class ContextEdit(_WireModel):
     type: Literal["offload", "prefetch", "evict"]
     block_start: BlockIndex | None = None
     block_end: BlockIndex | None = None
+    purge: bool = False
 
     @model_validator(mode="after")
     def _range_is_whole(self) -> Self:
+        if self.purge and self.type != "evict":
+            raise PydanticCustomError(
+                "not_an_evict", "is for evict only", {"name": "purge"}
+            )
         start, end = self.block_start, self.block_end
         if (start is None) != (end is None):
             given, absent = (
@@ -125,6 +130,7 @@ class ContextEdit(_WireModel):
             type=EditType(self.type),
             block_start=self.block_start,
             block_end=self.block_end,
+            purge=self.purge,
         )
 
 
@@ -303,6 +309,7 @@ _MESSAGES = {
     "unknown_field": "unknown field",
     "half_range": "is required with {given}",
     "empty_range": "must be greater than block_start",
+    "not_an_evict": "is for evict only",
 }
 
 

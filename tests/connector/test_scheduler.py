@@ -161,7 +161,7 @@ def test_with_a_pipeline_the_rank_with_the_least_room_counts() -> None:
         assert num_slots == [60, 20]
         assert driver.tier.stats()["host_slots"] == 20
         # It is the same tier that sessions and control calls know.
-        assert driver.tier.state.directory is driver.manager
+        assert driver.tier.state.directory is driver.manager.directory
         assert driver.tier.has_listener
         assert driver.call("get_stats")["result"]["host_slots"] == 20
         driver.run("r", PROMPT, agent_hint=hint("s", ttl=60))

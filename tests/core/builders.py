@@ -412,7 +412,12 @@ class FakeTier(SupportsSessionAwareKVManagement):
         return self._operate("prefetch", operation_id, session, contexts)
 
     def evict(
-        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+        self,
+        operation_id: str,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+        *,
+        purge: bool,
     ) -> OperationHandle:
         return self._operate("evict", operation_id, session, contexts)
 

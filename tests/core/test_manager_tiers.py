@@ -36,7 +36,7 @@ def bring_back(engine: Engine, text: str, groups: tuple[GroupId, ...] = (G0,)) -
 
 
 def restore(engine: Engine, session: str = "s", which: int | None = None) -> None:
-    engine.manager.restore(
+    engine.manager.directory.restore(
         key(session),
         context_id(engine, session) if which is None else which,
         lambda group_id, block_hash: find(engine, group_id, block_hash),
@@ -120,7 +120,7 @@ def test_a_tier_may_ask_what_a_context_is() -> None:
     engine.turn("s", "abc", ttl=60)
     known = context_id(engine)
     lose_all(engine)  # what the context is does not depend on the engine's copy
-    blocks = engine.manager.contents(key("s"), known)
+    blocks = engine.manager.directory.contents(key("s"), known)
     assert blocks is not None
     assert blocks.block_hashes == {G0: chain("abc"), G1: chain("abc")}
     assert (blocks.context_id, blocks.deadline) == (known, 1060.0)
@@ -131,10 +131,10 @@ def test_a_context_that_is_not_known_has_no_contents() -> None:
     engine = Engine()
     engine.turn("s", "abc")
     known = context_id(engine)
-    assert engine.manager.contents(key("s"), known + 1) is None
-    assert engine.manager.contents(key("u"), known) is None
+    assert engine.manager.directory.contents(key("s"), known + 1) is None
+    assert engine.manager.directory.contents(key("u"), known) is None
     engine.edit("s", EVICT)
-    assert engine.manager.contents(key("s"), known) is None
+    assert engine.manager.directory.contents(key("s"), known) is None
 
 
 # --- restore ----------------------------------------------------------------

@@ -14,21 +14,25 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from sam_connector.connector.metadata import RankResult, SAMConnectorMetadata
+from sam_connector.connector.metadata import (
+    RankResult,
+    SAMConnectorMetadata,
+    StoreJob,
+    StoreResult,
+)
 from sam_connector.connector.tier.jobs import Job
 from sam_connector.connector.tier.loads import RequestLoads
-from sam_connector.connector.tier.operations import (
-    Offload,
-    Operation,
-    Prefetch,
-    subject_of,
-)
+from sam_connector.connector.tier.offload import Offload
+from sam_connector.connector.tier.operations import Operation, subject_of
+from sam_connector.connector.tier.prefetch import Prefetch
+from sam_connector.connector.tier.recall import Recall, RemoteEvict
 from sam_connector.connector.tier.saves import Saver
 from sam_connector.connector.tier.state import TierState
+from sam_connector.connector.tier.store_tier import StoreTier
 from sam_connector.core.tiers import (
     ContextBlocks,
     OperationHandle,
@@ -123,15 +127,41 @@ class HostTier(SupportsSessionAwareKVManagement):
     @property
     def is_due(self) -> bool:
         """Whether ``on_step`` has anything to do; cheap, asked in every step."""
-        return bool(self._operations or self.state.jobs.has_new or self._saver.is_due)
+        return bool(
+            self._operations
+            or self.state.jobs.has_new
+            or self._saver.is_due
+            or self._loads.num_arriving
+            or (self.state.remote is not None and self.state.remote.is_due)
+        )
 
-    def on_step(self) -> SAMConnectorMetadata:
-        """Plans copies; returns what the ranks are to start in this step."""
+    def on_step(self, *, is_paused: bool = False) -> SAMConnectorMetadata:
+        """Plans copies; returns what the ranks are to start in this step.
+
+        Args:
+            is_paused: the engine sleeps or is paused: no block of its may change.
+        """
+        remote = self.state.remote
+        store_jobs: tuple[StoreJob, ...] = ()
         if not self.is_abandoned:
+            if is_paused:
+                self._cancel_all("the engine is paused")
+            # Before the operations: they go on with what has arrived.
+            if remote is not None:
+                remote.hear()
+            self._loads.on_step()
             if self._operations:
                 self._advance_operations()
             self._saver.on_step()
-        return self.state.jobs.take_metadata()
+        if remote is not None:
+            store_jobs = remote.on_step()
+        return self.state.jobs.take_metadata(store_jobs)
+
+    def on_store_report(self, results: Iterable[StoreResult]) -> None:
+        """Ranks are done with reads and writes."""
+        if self.state.remote is not None:
+            self.state.remote.on_report(results)
+        self._end_operations()
 
     def on_report(self, results: Iterable[RankResult]) -> None:
         """Ranks are done with copies."""
@@ -154,16 +184,25 @@ class HostTier(SupportsSessionAwareKVManagement):
     def has_pending_work(self) -> bool:
         """A copy is under way, due, or somebody is owed an answer: steps must go on.
 
-        Nothing here waits for anything but copies, which end by themselves.
+        Nothing here waits for anything but copies, which end by themselves, and
+        requests' reads, which have a deadline.
         """
         if self.is_abandoned:
             return len(self.state.jobs) > 0
+        remote = self.state.remote
         return bool(
             len(self.state.jobs)
-            or self._operations
+            or self._loads.num_arriving
+            or any(not operation.waits_for_store for operation in self._operations)
+            or (remote is not None and remote.is_due)
             or self._events
             or self._saver.num_queued
         )
+
+    @property
+    def waits_for_store(self) -> bool:
+        """The store owes an answer that only a step can take."""
+        return self.state.remote is not None and self.state.remote.is_busy
 
     @property
     def has_pinned_blocks(self) -> bool:
@@ -182,7 +221,11 @@ class HostTier(SupportsSessionAwareKVManagement):
         operations, self._operations = self._operations, []
         self._events.clear()
         for operation in operations:
+            operation.has_ended = True
             operation.let_go_of_pins()
+        self._loads.abandon()
+        if self.state.remote is not None:
+            self.state.remote.abandon("the host tier is off")
         while self._ended:
             self._release(self._ended.popleft())
 
@@ -193,6 +236,8 @@ class HostTier(SupportsSessionAwareKVManagement):
         state.contexts.clear()
         state.slots.clear()
         self._saver.clear()
+        if state.remote is not None:
+            state.remote.reset()
 
     # --- what the session-aware manager calls -----------------------------------------
 
@@ -210,6 +255,9 @@ class HostTier(SupportsSessionAwareKVManagement):
     ) -> None:
         if self._saver.wants_finished(is_session=True):
             self._contexts_of[request_id] = session, contents().context_id
+        remote = self.state.remote
+        if remote is not None and remote.writes_sessions:
+            self._start(Offload(self.state, session, [contents()]))
 
     @override
     def offload(
@@ -225,11 +273,18 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     @override
     def evict(
-        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+        self,
+        operation_id: str,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+        *,
+        purge: bool,
     ) -> OperationHandle:
         is_whole = all(context.is_whole for context in contexts)
         # An offload would hold the range again once it ends; a prefetch would not.
         self._cancel(session, offloads_only=not is_whole)
+        if self.state.remote is not None:
+            self._evict_remote(self.state.remote, session, contexts, purge, is_whole)
         for context in contexts:
             if context.is_whole:
                 self.state.contexts.release(session, context.context_id, front=True)
@@ -239,21 +294,47 @@ class HostTier(SupportsSessionAwareKVManagement):
                 self.state.contexts.release_range(
                     session, context.context_id, start, start + length
                 )
+            if purge:
+                self._purge(context)
         return OperationHandle(status=EditStatus.COMPLETED)
+
+    @override
+    def edit_unknown(
+        self, edit_type: EditType, operation_id: str, session: SessionKey
+    ) -> OperationHandle:
+        remote = self.state.remote
+        if remote is None:
+            return OperationHandle(status=EditStatus.NOT_FOUND)
+        kind = Recall if edit_type is EditType.PREFETCH else RemoteEvict
+        return self._open(kind, operation_id, session, ())
+
+    @override
+    def forget(self, session: SessionKey) -> None:
+        if self.state.remote is not None:
+            self.state.remote.sessions.end(session)
 
     @override
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         self.state.contexts.set_lease(session, context_id, deadline)
+        if self.state.remote is not None:
+            self.state.remote.sessions.set_lease(session, context_id, deadline)
 
     @override
     def release(self, session: SessionKey, context_id: int) -> None:
         self.state.contexts.release(session, context_id)
+        if self.state.remote is not None:
+            self.state.remote.sessions.release(session, context_id)
 
     @override
     def query_residency(
         self, session: SessionKey, contexts: Sequence[ContextBlocks]
     ) -> Residency:
         return Residency(tier="host", num_blocks=self.state.contexts.num_held(session))
+
+    def num_in_store(self, session: SessionKey) -> int:
+        """Blocks of a session that the store is known to have."""
+        remote = self.state.remote
+        return 0 if remote is None else remote.sessions.num_blocks_of(session)
 
     @override
     def take_session_events(self) -> Sequence[TierEvent]:
@@ -262,8 +343,9 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     # --- state ----------------------------------------------------------------------
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         state = self.state
+        remote = {} if state.remote is None else state.remote.stats()
         return {
             "host_slots": state.slots.num_slots,
             "host_used_slots": state.slots.num_used,
@@ -285,6 +367,7 @@ class HostTier(SupportsSessionAwareKVManagement):
                     "saves_dropped",
                 )
             },
+            **remote,
         }
 
     def check_integrity(self) -> None:
@@ -294,7 +377,10 @@ class HostTier(SupportsSessionAwareKVManagement):
         state.contexts.check_integrity()
         pins: dict[int, int] = {}
         pinned = [job.slots for job in state.jobs.open_jobs().values()]
-        pinned += [operation.slots for operation in self._operations]
+        pinned += [operation.pinned_slots for operation in self._operations]
+        pinned.append(self._loads.pinned)
+        if state.remote is not None:
+            pinned.append(state.remote.pins())
         for slot in (slot for slots in pinned for slot in slots):
             pins[slot.block_id] = pins.get(slot.block_id, 0) + 1
         for slot in state.slots.blocks[1:]:
@@ -307,7 +393,7 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     def _open(
         self,
-        kind: type[Offload] | type[Prefetch],
+        kind: type[Operation],
         operation_id: str,
         session: SessionKey,
         contexts: Sequence[ContextBlocks],
@@ -325,6 +411,12 @@ class HostTier(SupportsSessionAwareKVManagement):
         self._operations.append(operation)
         return self._join(operation, operation_id)
 
+    def _start(self, operation: Operation) -> None:
+        """An operation that nobody asked for, unless it is under way or too many are."""
+        is_new = all(known.subject != operation.subject for known in self._operations)
+        if is_new and len(self._operations) < _MAX_OPERATIONS:
+            self._operations.append(operation)
+
     def _join(self, operation: Operation, operation_id: str) -> OperationHandle:
         """Somebody asks for the operation; all who do get the same answer."""
         if len(operation.operation_ids) >= _MAX_ASKERS:
@@ -339,7 +431,7 @@ class HostTier(SupportsSessionAwareKVManagement):
     def _advance_operations(self) -> None:
         looks = _MAX_LOOKS
         # Loads before stores: somebody is about to need them.
-        for kind in (Prefetch, Offload):
+        for kind in (Prefetch, Offload, RemoteEvict):
             for operation in self._operations:
                 budget = self.state.budget
                 if budget <= 0 or looks <= 0:
@@ -362,10 +454,38 @@ class HostTier(SupportsSessionAwareKVManagement):
         for operation in self._operations:
             is_meant = isinstance(operation, Offload) or not offloads_only
             if operation.session == session and is_meant:
-                self._report(operation, operation.cancel())
+                self._report(operation, operation.cancel("cancelled by evict"))
             else:
                 open_operations.append(operation)
         self._operations = open_operations
+
+    def _cancel_all(self, reason: str) -> None:
+        operations, self._operations = self._operations, []
+        for operation in operations:
+            self._report(operation, operation.cancel(reason))
+
+    def _evict_remote(
+        self,
+        remote: StoreTier,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+        purge: bool,
+        is_whole: bool,
+    ) -> None:
+        """In the store: no keep-alive, no manifest; values live out their time."""
+        remote.cancel(session)
+        if is_whole:
+            purged = remote.sessions.purgeable(session, contexts) if purge else ()
+            remote.sessions.end(session, purge=purged)
+
+    def _purge(self, context: ContextBlocks) -> None:
+        """Deletes at once what no other session holds, here and in the engine."""
+        state = self.state
+        for group_id, hashes in context.block_hashes.items():
+            for block_hash in hashes:
+                content = (group_id, block_hash)
+                if not state.contexts.is_held(content):
+                    state.slots.forget(content)
 
     def _report(self, operation: Operation, handle: OperationHandle) -> None:
         if self.has_listener:

@@ -11,6 +11,7 @@ from sam_connector.connector.metadata import (
     EMPTY_METADATA,
     RankResult,
     SAMConnectorMetadata,
+    StoreJob,
 )
 from sam_connector.core.slot_pool import Content, Slot
 from sam_connector.core.types import GroupId, SessionKey
@@ -119,9 +120,11 @@ class JobTable:
         """Whether there are jobs that the ranks have not heard of."""
         return bool(self._new)
 
-    def take_metadata(self) -> SAMConnectorMetadata:
-        """What the ranks are to start now."""
-        if not self._new:
+    def take_metadata(
+        self, store_jobs: tuple[StoreJob, ...] = ()
+    ) -> SAMConnectorMetadata:
+        """What the ranks are to start now, these jobs with the store included."""
+        if not self._new and not store_jobs:
             return EMPTY_METADATA
         jobs, self._new = self._new, []
         return SAMConnectorMetadata(
@@ -129,6 +132,7 @@ class JobTable:
             request_ids={
                 job.job_id: job.request_id for job in jobs if job.request_id is not None
             },
+            store_jobs=store_jobs,
         )
 
     def report(self, results: Iterable[RankResult]) -> list[Job]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sam_connector.config import HostTierConfig
 from sam_connector.connector.tier.jobs import Copy, Job, JobTable
@@ -16,6 +16,9 @@ from sam_connector.core.tiers import ContextBlocks
 from sam_connector.core.types import BlockHash, BlockId, GroupId, SessionKey
 from sam_connector.transfer.contract import Direction
 from sam_connector.vllm_adapter.gpu_cache import GpuCache
+
+if TYPE_CHECKING:
+    from sam_connector.connector.tier.store_tier import StoreTier
 
 
 class SessionDirectory(Protocol):
@@ -34,6 +37,25 @@ class SessionDirectory(Protocol):
         """Some of a context's blocks are back in the engine's cache."""
         ...
 
+    def contexts_of(self, key: SessionKey) -> Sequence[ContextBlocks]:
+        """All of a session's contexts; none if it is not known."""
+        ...
+
+    def parent_of(self, key: SessionKey) -> SessionKey | None:
+        """The session that this one was spawned by, if it is known."""
+        ...
+
+    def adopt(
+        self,
+        key: SessionKey,
+        parent: SessionKey | None,
+        contexts: Sequence[Mapping[GroupId, Sequence[BlockHash]]],
+        find: Callable[[GroupId, BlockHash], BlockId],
+        now: float,
+    ) -> None:
+        """A session of another engine, some of whose blocks are here now."""
+        ...
+
 
 class NoSessions:
     """The directory of an engine without session hints."""
@@ -42,6 +64,15 @@ class NoSessions:
         return None
 
     def restore(self, key: SessionKey, context_id: int, find: Any) -> None:
+        return
+
+    def contexts_of(self, key: SessionKey) -> Sequence[ContextBlocks]:
+        return ()
+
+    def parent_of(self, key: SessionKey) -> SessionKey | None:
+        return None
+
+    def adopt(self, *args: Any) -> None:
         return
 
 
@@ -59,6 +90,7 @@ class TierState:
         block_bytes: size of a block of each group, all ranks together.
         max_inflight_blocks: most engine blocks held for copies at a time.
         directory: the session-aware manager.
+        remote: the store behind the tier; ``None`` for none.
         generation: raised whenever all content becomes void.
         counts: what has happened, for ``stats``.
     """
@@ -72,6 +104,7 @@ class TierState:
     block_bytes: Mapping[GroupId, int]
     max_inflight_blocks: int
     directory: SessionDirectory = field(default_factory=NoSessions)
+    remote: StoreTier | None = None
     generation: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 

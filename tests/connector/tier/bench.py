@@ -221,7 +221,7 @@ class Bench:
 
     def evict(self, *texts: str, session: str = "s", first_id: int = 1) -> None:
         known = [blocks_of(text, i) for i, text in enumerate(texts, first_id)]
-        self.tier.evict("op-evict", key(session), known)
+        self.tier.evict("op-evict", key(session), known, purge=False)
         for blocks in known:
             self.directory.known.pop((key(session), blocks.context_id), None)
             self.tier.release(key(session), blocks.context_id)

@@ -1,0 +1,182 @@
+"""What a store is told, and asked, of sessions: leases, manifests, ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sam_connector.connector.tier.state import TierState
+from sam_connector.connector.tier.values import ValueShape
+from sam_connector.core.slot_pool import Content
+from sam_connector.core.tiers import ContextBlocks
+from sam_connector.core.types import BlockHash, GroupId, SessionKey
+from sam_connector.pooling.manager import (
+    Ended,
+    Published,
+    Recalled,
+    SessionPoolingManager,
+)
+from sam_connector.pooling.manifest import Manifest, ManifestContext
+
+#: Told once: a session's manifest, or why there is none; neither if there just is none.
+OnRecalled = Callable[[Manifest | None, str | None], None]
+
+#: Told once: why a manifest was not written; ``None`` if it was.
+OnAnnounced = Callable[[str | None], None]
+
+#: Told once: whether there was such a session, and why that is not known.
+OnEnded = Callable[[bool, str | None], None]
+
+
+class StoreSessions:
+    """Sessions, in the words of the pooling manager.
+
+    Args:
+        state: of the host tier.
+        spm: the pooling manager.
+        shape: how blocks make values.
+    """
+
+    def __init__(
+        self, state: TierState, spm: SessionPoolingManager, shape: ValueShape
+    ) -> None:
+        self._state = state
+        self._spm = spm
+        self._shape = shape
+        #: Contexts' leases; the store knows one lease per session.
+        self._deadlines: dict[SessionKey, dict[int, float]] = {}
+        self._announcing: dict[SessionKey, list[OnAnnounced]] = {}
+        self._recalls: dict[int, OnRecalled] = {}
+        self._ends: dict[int, OnEnded] = {}
+
+    def announce(self, session: SessionKey, waiter: OnAnnounced) -> None:
+        """Writes the session's manifest, as the directory knows it."""
+        directory = self._state.directory
+        contexts = directory.contexts_of(session)
+        if not contexts:
+            waiter("the session is not known any more")
+            return
+        lease_s = (
+            max((c.deadline for c in contexts), default=0.0) - self._state.clock.now()
+        )
+        self._announcing.setdefault(session, []).append(waiter)
+        self._spm.publish(
+            session,
+            [
+                ManifestContext(
+                    hashes={
+                        group_id: tuple(hashes)
+                        for group_id, hashes in context.block_hashes.items()
+                    }
+                )
+                for context in contexts
+            ],
+            parent=directory.parent_of(session),
+            lease_s=max(0.0, lease_s),
+        )
+
+    def recall(self, session: SessionKey, waiter: OnRecalled) -> None:
+        """Reads what other engines have written of a session."""
+        self._recalls[self._spm.recall(session)] = waiter
+
+    def adopt(
+        self,
+        manifest: Manifest,
+        contexts: Sequence[Mapping[GroupId, Sequence[BlockHash]]],
+    ) -> None:
+        """A session of another engine lives on here: its values stay alive."""
+        chunks = [
+            value.chunk
+            for blocks in contexts
+            for group_id, hashes in blocks.items()
+            for value in self._shape.values(group_id, hashes)
+        ]
+        self._spm.track(manifest.session, chunks)
+        if manifest.lease_s > 0:
+            self._spm.set_lease(
+                manifest.session, self._state.clock.now() + manifest.lease_s
+            )
+
+    def end(
+        self,
+        session: SessionKey,
+        *,
+        purge: Sequence[Content] = (),
+        waiter: OnEnded | None = None,
+    ) -> None:
+        """The session is over everywhere: it is not kept alive, and not found.
+
+        Args:
+            session: which.
+            purge: values to delete at once.
+            waiter: if anybody wants to know.
+        """
+        self._deadlines.pop(session, None)
+        ticket = self._spm.end(session, purge_chunks=purge)
+        if waiter is not None:
+            self._ends[ticket] = waiter
+
+    def purgeable(
+        self, session: SessionKey, contexts: Sequence[ContextBlocks]
+    ) -> list[Content]:
+        """Values past the longest prefix that another known session shares."""
+        return [
+            chunk
+            for context in contexts
+            for group_id, hashes in context.block_hashes.items()
+            for chunk in self._spm.unshared_tail(
+                session,
+                [
+                    value.chunk
+                    for value in self._shape.values(
+                        group_id, hashes, context.block_start
+                    )
+                ],
+            )
+        ]
+
+    def reset(self) -> None:
+        """Nothing that was known of the store holds any more."""
+        self._deadlines.clear()
+
+    def hear(self) -> None:
+        """What the pooling manager's threads have found out."""
+        for event in self._spm.take_events():
+            match event:
+                case Published():
+                    for waiter in self._announcing.pop(event.session, ()):
+                        waiter(event.reason)
+                case Recalled():
+                    recalled = self._recalls.pop(event.ticket, None)
+                    if recalled is not None:
+                        recalled(event.manifest, event.reason)
+                case Ended():
+                    ended = self._ends.pop(event.ticket, None)
+                    if ended is not None:
+                        ended(event.found, event.reason)
+
+    def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
+        """A context's lease; the store keeps a session's values for the longest."""
+        deadlines = self._deadlines.setdefault(session, {})
+        if deadline:
+            deadlines[context_id] = deadline
+        else:
+            deadlines.pop(context_id, None)
+        self._apply_lease(session)
+
+    def release(self, session: SessionKey, context_id: int) -> None:
+        """A context is not known any more; its values live out their time."""
+        self._deadlines.get(session, {}).pop(context_id, None)
+        self._apply_lease(session)
+
+    def _apply_lease(self, session: SessionKey) -> None:
+        deadlines = self._deadlines.get(session, {})
+        if not deadlines:
+            self._deadlines.pop(session, None)
+        self._spm.set_lease(session, max(deadlines.values(), default=0.0))
+
+    def num_blocks_of(self, session: SessionKey) -> int:
+        """Blocks of a session that are known to be in the store."""
+        return sum(
+            self._shape.num_blocks[group_id]
+            for group_id, _ in self._spm.chunks_of(session)
+        )

@@ -1,0 +1,200 @@
+"""Session manifests: what another engine needs to know to bring a session back.
+
+A manifest is data from outside. Its size, checksum and every field are checked, it
+must be the session's that was asked for, and what it says a block holds is never
+believed: blocks are read by their own hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import xxhash
+
+from sam_connector.core.types import BlockHash, GroupId, SessionKey
+from sam_connector.errors import SamError
+
+_FORMAT = 1
+_CHECKSUM_BYTES = 8
+
+#: vLLM's hashes are of 32 bytes, and joined for groups with larger blocks.
+_HASH_BYTES = range(8, 513)
+
+_MAX_GROUPS = 64
+_MAX_ID_LENGTH = 4_096
+
+
+class ManifestError(SamError, ValueError):
+    """The bytes are not a manifest of the session that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestContext:
+    """One context: the hashes of its blocks, by KV cache group."""
+
+    hashes: Mapping[GroupId, Sequence[BlockHash]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What is stored of a session.
+
+    Attributes:
+        session: whose it is.
+        contexts: the one used last at the end.
+        block_sizes: tokens per block, by group.
+        parent: the session that spawned it.
+        lease_until: end of its lease, in Unix seconds; 0 for none.
+        version: grows with every turn.
+    """
+
+    session: SessionKey
+    contexts: Sequence[ManifestContext]
+    block_sizes: Mapping[GroupId, int]
+    parent: SessionKey | None = None
+    lease_until: float = 0.0
+    version: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its largest context."""
+        return max(
+            (
+                len(hashes) * self.block_sizes.get(group_id, 0)
+                for context in self.contexts
+                for group_id, hashes in context.hashes.items()
+            ),
+            default=0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestLimits:
+    """What a manifest may contain."""
+
+    max_bytes: int = 16 << 20
+    max_contexts: int = 64
+    max_blocks: int = 1 << 20
+
+
+def next_version(last_seen: int, now_s: float) -> int:
+    """A version after ``last_seen``, and after those of turns that ended before.
+
+    A hybrid logical clock: wall clocks decide between instances that have not heard
+    of each other, and a clock that lags behind never makes a newer turn the older.
+    """
+    return max(last_seen + 1, int(now_s * 1000))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as bytes, with its checksum in front."""
+    fields = {
+        "format": _FORMAT,
+        "tenant": manifest.session.tenant,
+        "session": manifest.session.session_id,
+        "version": manifest.version,
+        "lease_until": float(manifest.lease_until),
+        "parent": None if manifest.parent is None else list(manifest.parent),
+        "block_sizes": {int(g): size for g, size in manifest.block_sizes.items()},
+        # Joined: a list of so many small strings is slow to read and write.
+        "contexts": [
+            {
+                int(group_id): [
+                    len(hashes[0]) if hashes else _HASH_BYTES.start,
+                    b"".join(hashes),
+                ]
+                for group_id, hashes in context.hashes.items()
+            }
+            for context in manifest.contexts
+        ],
+    }
+    body: bytes = msgpack.packb(fields)
+    return xxhash.xxh3_64_digest(body) + body
+
+
+def decode(data: bytes, expected: SessionKey, limits: ManifestLimits) -> Manifest:
+    """The inverse of ``encode``, for bytes that anybody may have written.
+
+    Raises:
+        ManifestError: they are no manifest of the session ``expected``.
+    """
+    if len(data) > limits.max_bytes:
+        raise ManifestError(f"{len(data)} bytes are too many")
+    body = memoryview(data)[_CHECKSUM_BYTES:]
+    if xxhash.xxh3_64_digest(body) != data[:_CHECKSUM_BYTES]:
+        raise ManifestError("the checksum is wrong")
+    try:
+        fields = msgpack.unpackb(
+            body,
+            strict_map_key=False,
+            max_map_len=_MAX_GROUPS,
+            max_array_len=max(_MAX_GROUPS, limits.max_contexts),
+            max_bin_len=limits.max_bytes,
+            max_str_len=_MAX_ID_LENGTH * 4,
+            max_ext_len=0,
+        )
+        return _checked(fields, expected, limits)
+    except ManifestError:
+        raise
+    except Exception as error:
+        # Whatever msgpack, or a field of another type, makes of foreign bytes.
+        raise ManifestError(f"not a manifest: {error!r}") from error
+
+
+def _checked(fields: Any, expected: SessionKey, limits: ManifestLimits) -> Manifest:
+    if fields["format"] != _FORMAT:
+        raise ManifestError(f"format {fields['format']!r} is not known")
+    session = _session([fields["tenant"], fields["session"]])
+    if session != expected:
+        raise ManifestError("it is another session's")
+    version, lease_until = fields["version"], fields["lease_until"]
+    if type(version) is not int or version < 0:
+        raise ManifestError(f"version {version!r}")
+    if type(lease_until) is not float or not 0 <= lease_until < float("inf"):
+        raise ManifestError(f"lease until {lease_until!r}")
+    block_sizes = {}
+    for group_id, size in fields["block_sizes"].items():
+        if type(group_id) is not int or type(size) is not int or size < 1:
+            raise ManifestError(f"blocks of {size!r} tokens")
+        block_sizes[GroupId(group_id)] = size
+    contexts = fields["contexts"]
+    if type(contexts) is not list or len(contexts) > limits.max_contexts:
+        raise ManifestError("too many contexts")
+    checked = [ManifestContext(_hashes(context)) for context in contexts]
+    num_blocks = sum(len(h) for c in checked for h in c.hashes.values())
+    if num_blocks > limits.max_blocks:
+        raise ManifestError(f"{num_blocks} blocks are too many")
+    parent = fields["parent"]
+    return Manifest(
+        session=session,
+        contexts=checked,
+        block_sizes=block_sizes,
+        parent=None if parent is None else _session(parent),
+        lease_until=lease_until,
+        version=version,
+    )
+
+
+def _session(pair: Any) -> SessionKey:
+    tenant, session_id = pair
+    for text in (tenant, session_id):
+        if type(text) is not str or len(text) > _MAX_ID_LENGTH:
+            raise ManifestError("a name is not text, or too long")
+    return SessionKey(tenant, session_id)
+
+
+def _hashes(context: Any) -> dict[GroupId, list[BlockHash]]:
+    hashes = {}
+    for group_id, (size, joined) in context.items():
+        if type(group_id) is not int or group_id < 0 or type(joined) is not bytes:
+            raise ManifestError("a context is not hashes by group")
+        if type(size) is not int or size not in _HASH_BYTES or len(joined) % size:
+            raise ManifestError(f"{len(joined)} bytes of hashes of {size!r} bytes")
+        hashes[GroupId(group_id)] = [
+            BlockHash(joined[start : start + size])
+            for start in range(0, len(joined), size)
+        ]
+    return hashes
