@@ -49,12 +49,17 @@ def add_commands(commands: Commands) -> None:
     reset = commands.add_parser(
         "reset", parents=[server], help="forget what is known of cached content"
     )
+    reset.add_argument(
+        "--keep-store",
+        action="store_true",
+        help="only what is in the server's own memory, not what it has stored",
+    )
     reset.set_defaults(run=reset_server)
 
 
 def list_sessions(options: argparse.Namespace) -> int:
     if not options.json:
-        print(_line("SESSION", "CONTEXTS", "TOKENS", "GPU", "HOST", "LEASE S"))
+        print(_line("SESSION", "CONTEXTS", "TOKENS", "GPU", "HOST", "STORE", "LEASE S"))
     for session in _all_sessions(_client(options)):
         print(json.dumps(session) if options.json else _session_line(session))
     return 0
@@ -78,7 +83,8 @@ def apply_edit(options: argparse.Namespace) -> int:
 
 
 def reset_server(options: argparse.Namespace) -> int:
-    _print(_client(options).call("POST", "/reset"))
+    query = "?keep_store=true" if options.keep_store else ""
+    _print(_client(options).call("POST", f"/reset{query}"))
     return 0
 
 
@@ -104,6 +110,7 @@ def _session_line(session: Mapping[str, Any]) -> str:
         sum(context["num_tokens"] for context in contexts),
         blocks["gpu"],
         blocks["host"],
+        blocks["store"],
         "-" if lease_s is None else f"{lease_s:.0f}",
     )
 

@@ -129,7 +129,7 @@ class ControlService:
                 reply = wire.success(self.stats())
             case wire.Reset():
                 if self._tier is not None:
-                    self._tier.reset()
+                    self._tier.reset(keep_store=command.keep_store)
                 host.reset()
                 reply = wire.success({"reset": True})
         return reply.encode()
@@ -234,7 +234,11 @@ class ControlService:
             "parent": None if parent is None else parent.session_id,
             "children": [child.session_id for child in book.tree.children(key)],
             "contexts": contexts,
-            "blocks": {"gpu": held, "host": self._num_in_tier(key), "store": 0},
+            "blocks": {
+                "gpu": held,
+                "host": self._num_in_tier(key),
+                "store": 0 if self._tier is None else self._tier.num_in_store(key),
+            },
             "lease_s": max(leases, default=None),
             "running_requests": session.num_active,
             "operations": [result_to_wire(result) for result in operations],

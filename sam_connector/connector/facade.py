@@ -28,6 +28,7 @@ from sam_connector.connector.metadata import (
     WorkerReport,
 )
 from sam_connector.connector.scheduler import SchedulerSide
+from sam_connector.connector.tier.build import engine_scope, open_guarded
 from sam_connector.connector.worker import WorkerSide
 from sam_connector.errors import ConfigurationError
 from sam_connector.vllm_adapter import compat, plugin
@@ -184,12 +185,19 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
         if self.worker_side is not None:
             self.worker_side.close()
         parallel = self._vllm_config.parallel_config
+        rank = parallel.rank % parallel.world_size
+        store = None
+        if self.config.store.is_enabled:
+            scope = engine_scope(self._vllm_config)
+            store = open_guarded(self.config.store, role=f"rank {rank}", scope=scope)
         self.worker_side = WorkerSide(
             kv_caches,
             self._kv_cache_config,
             self.config.host,
-            rank=parallel.rank % parallel.world_size,
+            rank=rank,
             num_ranks=parallel.world_size,
+            store=None if store is None else store.blocks,
+            store_config=self.config.store,
         )
 
     @override
@@ -245,7 +253,9 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
     def _copies(self) -> SAMConnectorMetadata | None:
         """This step's metadata if it has copies to start."""
         metadata = self._connector_metadata
-        if isinstance(metadata, SAMConnectorMetadata) and metadata.jobs:
+        if isinstance(metadata, SAMConnectorMetadata) and (
+            metadata.jobs or metadata.store_jobs
+        ):
             return metadata
         return None
 

@@ -21,6 +21,7 @@ from sam_connector.connector.metadata import (
 )
 from sam_connector.connector.tier.build import build_host_tier
 from sam_connector.connector.tier.host_tier import HostTier
+from sam_connector.connector.waker import EngineWaker
 from sam_connector.core.tiers import SupportsSessionAwareKVManagement, live_tiers
 from sam_connector.protocol.results import result_to_wire
 from sam_connector.vllm_adapter import compat
@@ -61,6 +62,8 @@ class SchedulerSide:
         self._kv_cache_manager = kv_cache_manager
         self._config = config
         self._engine_configs = vllm_config, kv_cache_config
+        #: Wakes an idle engine for what the store has to say.
+        self.waker = EngineWaker()
         self._tiers: tuple[SupportsSessionAwareKVManagement, ...] | None = None
         self.host: SamHost | None = None
         self.tier: HostTier | None = None
@@ -107,8 +110,11 @@ class SchedulerSide:
     def on_step(self) -> SAMConnectorMetadata:
         """Does what is due; returns what the ranks are to copy."""
         metadata = None
+        self.waker.is_due = False
         if self.tier is not None and self.tier.is_due:
-            metadata = self.guarded(self.tier.on_step)
+            metadata = self.guarded(self._tier_step)
+        if self._has_store:
+            self.waker.set_busy(self._waits_for_store)
         if self.host is not None:
             if self.tier is not None and self.tier.has_events:
                 self.guarded(self.host.hear_tiers)
@@ -121,7 +127,10 @@ class SchedulerSide:
     def on_report(self, report: WorkerReport) -> None:
         """Ranks are done with copies."""
         if self.tier is not None:
-            self.guarded(self.tier.on_report, report.results)
+            if report.results:
+                self.guarded(self.tier.on_report, report.results)
+            if report.store_results:
+                self.guarded(self.tier.on_store_report, report.store_results)
 
     def on_request_finished(
         self, request: Request, block_ids: Sequence[Sequence[int]]
@@ -139,9 +148,11 @@ class SchedulerSide:
     @property
     def has_pending_work(self) -> bool:
         """Whether a copy is under way or a client waits, so that steps must go on."""
-        if self._control.has_waiters:
+        if self._control.has_waiters and not self._waits_for_store:
             return True
-        return self.tier is not None and self.tier.has_pending_work
+        if self.waker.is_due:
+            return True
+        return self.tier is not None and (self.tier.has_pending_work or self._must_poll)
 
     @property
     def has_pinned_blocks(self) -> bool:
@@ -151,10 +162,30 @@ class SchedulerSide:
     def set_num_slots(self, num_slots: int) -> None:
         """Every rank has room for so many slots; heard before the first step."""
         if self.tier is not None:
+            self.tier.close()
             self.tier = self._build_tier(num_slots)
             self._tiers = None
             self._connect()
             self._control = ControlService(self.host, self.tier)
+
+    @property
+    def _has_store(self) -> bool:
+        return self.tier is not None and self.tier.state.remote is not None
+
+    @property
+    def _waits_for_store(self) -> bool:
+        """Nothing but an answer of the store can bring anything forward."""
+        return self.tier is not None and self.tier.waits_for_store
+
+    @property
+    def _must_poll(self) -> bool:
+        """Steps are the only way to hear of the store, as long as no control call has
+        let us know the engine that could be woken."""
+        return self._waits_for_store and not self.waker.is_attached
+
+    def _tier_step(self) -> SAMConnectorMetadata:
+        assert self.tier is not None
+        return self.tier.on_step(is_paused=self.waker.is_paused)
 
     def control(self, payload: str, *, is_paused: bool) -> str | Future[str]:
         """Answers a control call; see ``protocol.control``."""
@@ -170,6 +201,9 @@ class SchedulerSide:
     def shutdown(self) -> None:
         """Answers whoever still waits. Safe to call more than once."""
         self._control.close()
+        self.waker.close()
+        if self.tier is not None:
+            self.tier.close()
 
     # --- internals --------------------------------------------------------------------
 
@@ -193,8 +227,10 @@ class SchedulerSide:
             kv_cache_config,
             self._kv_cache_manager,
             self._config.host,
+            store_config=self._config.store,
             max_protected_fraction=self._config.limits.max_protected_fraction,
             num_slots=num_slots,
+            wake=self.waker.wake,
         )
 
     def _connect(self) -> None:

@@ -15,19 +15,25 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
 )
 
-from sam_connector.config import HostTierConfig
+from sam_connector.config import HostTierConfig, StoreConfig
 from sam_connector.connector.metadata import (
     RankHandshake,
     RankResult,
     SAMConnectorMetadata,
     WorkerReport,
 )
+from sam_connector.connector.store_io import StoreIo
 from sam_connector.errors import ConfigurationError
+from sam_connector.storage.port import StoreBackend
 from sam_connector.transfer.contract import CopyEngine, Direction, JobResult
 from sam_connector.transfer.engine import make_copy_engine
 from sam_connector.transfer.host_pool import HostPool
 from sam_connector.transfer.layout import SlotLayout
-from sam_connector.vllm_adapter.geometry import RegionSpec, region_specs
+from sam_connector.vllm_adapter.geometry import (
+    RegionSpec,
+    record_bytes,
+    region_specs,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -47,6 +53,8 @@ class WorkerSide:
         config: settings.
         rank: of this worker among all that copy.
         num_ranks: how many those are.
+        store: what is behind the slots, if anything.
+        store_config: its settings.
 
     Raises:
         ConfigurationError: the host memory asked for is too little or not there.
@@ -60,6 +68,8 @@ class WorkerSide:
         *,
         rank: int,
         num_ranks: int,
+        store: StoreBackend | None = None,
+        store_config: StoreConfig | None = None,
     ) -> None:
         self._rank = rank
         groups = {
@@ -93,6 +103,20 @@ class WorkerSide:
         #: copy are those that compute: to finish at once spares a request that loads
         #: the wait for another step. A GPU copies while it computes.
         self._finishes_in_step = device.type == "cpu"
+        self._io: StoreIo | None = None
+        if store is not None and store_config is not None:
+            self._io = StoreIo(
+                store,
+                self.pool,
+                {
+                    int(group_id): record_bytes(specs)
+                    for group_id, specs in region_specs(kv_cache_config).items()
+                },
+                rank=rank,
+                num_threads=store_config.store_threads,
+                timeout_s=store_config.store_timeout_s,
+                ttl_s=store_config.store_ttl_s,
+            )
         self._request_ids: dict[int, str] = {}
         self._refused: list[JobResult] = []
         self._results: list[RankResult] = []
@@ -110,6 +134,9 @@ class WorkerSide:
 
     def start_loads(self, metadata: SAMConnectorMetadata) -> None:
         self._request_ids.update(metadata.request_ids)
+        if self._io is not None:
+            for job in metadata.store_jobs:
+                self._io.submit(job)
         self._submit(metadata, Direction.LOAD)
 
     def start_stores(self, metadata: SAMConnectorMetadata) -> None:
@@ -138,12 +165,17 @@ class WorkerSide:
 
     def take_report(self) -> WorkerReport | None:
         """All jobs that ended since the last call."""
-        if not self._results:
+        store_results = [] if self._io is None else self._io.poll()
+        if not self._results and not store_results:
             return None
         results, self._results = self._results, []
-        return WorkerReport(frozenset(results))
+        return WorkerReport(frozenset(results), frozenset(store_results))
 
     def close(self) -> None:
+        if self._io is not None:
+            self._io.close()
+            if not self._io.is_stopped:
+                return  # a store that does not let go of slots: they stay mapped
         self.engine.close()
         self.pool.close()
 

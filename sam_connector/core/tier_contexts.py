@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sam_connector.core.block_index import BlockIndex
 from sam_connector.core.contexts import LazyBlockIds
 from sam_connector.core.retention import Retention, Segment
-from sam_connector.core.slot_pool import SlotPool
+from sam_connector.core.slot_pool import Content, SlotPool
 from sam_connector.core.tiers import ContextBlocks
 from sam_connector.core.types import (
     NULL_BLOCK_ID,
@@ -21,6 +21,7 @@ from sam_connector.core.types import (
     BlockId,
     GroupId,
     SessionKey,
+    Zone,
 )
 
 
@@ -135,6 +136,12 @@ class TierContexts:
             for context in self._contexts.get(session, {}).values()
             for group_id in context.leaves
         )
+
+    def is_held(self, content: Content) -> bool:
+        """Whether any session holds the slot of a content."""
+        slot = self._pool.get(content)
+        claim = None if slot is None else self._pool.free_queue.claims[slot.block_id]
+        return claim is not None and claim.zone is not Zone.A
 
     def clear(self) -> None:
         """The tier was emptied."""

@@ -145,7 +145,8 @@ class ControlRoutes:
         return await self._answer(GetStats())
 
     async def reset(self, request: Request) -> Response:
-        return await self._answer(Reset())
+        keep_store = _flag(request.query_params.get("keep_store"), field="keep_store")
+        return await self._answer(Reset(keep_store=keep_store))
 
     def _tenant(self, request: Request) -> str:
         return self._access.tenancy.tenant_of(request.headers)

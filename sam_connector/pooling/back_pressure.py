@@ -1,47 +1,34 @@
-"""How much may be on its way to and from a store at a time."""
+"""How many bytes may be on their way to a store that is as fast as it just was."""
 
 from __future__ import annotations
 
-#: What is left of the window after a batch that took too long, and after one that
-#: failed.
-_SLOW_FACTOR = 0.8
-_FAILURE_FACTOR = 0.5
-
-#: Where it starts, in multiples of the smallest window: a store of unknown speed.
-_START_FACTOR = 4
-
 
 class InflightWindow:
-    """A window of bytes that grows slowly while a store keeps up, and shrinks fast.
+    """Grows while the store is quick, shrinks when it is slow or fails.
+
+    Additive increase and multiplicative decrease, as TCP does it.
 
     Args:
-        min_bytes: it never gets smaller, so that work always goes on; also what it
-            grows by at a time.
-        max_bytes: it never gets larger.
-        target_s: a batch that takes longer tells that the store is behind.
-
-    Attributes:
-        limit_bytes: the window.
+        min_bytes: never less, so that recovery is noticed.
+        max_bytes: never more.
+        target_s: a job that takes longer than this has waited in a queue.
     """
 
     def __init__(self, *, min_bytes: int, max_bytes: int, target_s: float) -> None:
-        if not 0 < min_bytes <= max_bytes:
-            raise ValueError(f"a window of {min_bytes} to {max_bytes} bytes")
         self._min_bytes = min_bytes
         self._max_bytes = max_bytes
         self._target_s = target_s
-        self.limit_bytes = min(max_bytes, min_bytes * _START_FACTOR)
+        self.limit_bytes = max_bytes
 
     def on_success(self, latency_s: float) -> None:
-        """A batch is done; slow ones narrow the window."""
         if latency_s > self._target_s:
-            self._shrink(_SLOW_FACTOR)
+            self._shrink()
         else:
-            self.limit_bytes = min(self._max_bytes, self.limit_bytes + self._min_bytes)
+            step = max(1, self._max_bytes // 16)
+            self.limit_bytes = min(self._max_bytes, self.limit_bytes + step)
 
     def on_failure(self) -> None:
-        """A batch has failed, for want of an answer or with a bad one."""
-        self._shrink(_FAILURE_FACTOR)
+        self._shrink()
 
-    def _shrink(self, factor: float) -> None:
-        self.limit_bytes = max(self._min_bytes, int(self.limit_bytes * factor))
+    def _shrink(self) -> None:
+        self.limit_bytes = max(self._min_bytes, self.limit_bytes // 2)

@@ -1,18 +1,15 @@
-"""Session manifests: what other engines are told of a session, and its coding.
+"""Session manifests: what another engine needs to know to bring a session back.
 
-A manifest is data from outside: whoever writes to the store may have written it. It is
-sized, checksummed and checked in every part before anything is made of it, and it is
-never believed about what a block holds, only about which hashes to look for.
-
-Layout: magic, one byte of format version, xxh3-64 of the rest (big-endian), msgpack.
+A manifest is data from outside. Its size, checksum and every field are checked, it
+must be the session's that was asked for, and what it says a block holds is never
+believed: blocks are read by their own hashes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgpack
 import xxhash
@@ -20,252 +17,184 @@ import xxhash
 from sam_connector.core.types import BlockHash, GroupId, SessionKey
 from sam_connector.errors import SamError
 
-_MAGIC = b"SAMM"
 _FORMAT = 1
-_HEADER_BYTES = len(_MAGIC) + 1 + 8
+_CHECKSUM_BYTES = 8
 
-_MIN_HASH_BYTES = 8
-_MAX_HASH_BYTES = 512
-_MAX_ID_CHARS = 4_096
-_MAX_GROUPS = 1_024
+#: vLLM's hashes are of 32 bytes, and joined for groups with larger blocks.
+_HASH_BYTES = range(8, 513)
 
-#: Scripts in stores calculate with doubles, which count no further.
-MAX_VERSION = (1 << 53) - 1
-
-_T = TypeVar("_T")
+_MAX_GROUPS = 64
+_MAX_ID_LENGTH = 4_096
 
 
 class ManifestError(SamError, ValueError):
-    """What is stored under a manifest's name is none that we can use."""
+    """The bytes are not a manifest of the session that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestContext:
-    """One context: the hashes of its blocks in every group, in order.
+    """One context: the hashes of its blocks, by KV cache group."""
 
-    Attributes:
-        hashes: by group; all of a group are of the same length.
-        num_tokens: that its blocks hold; 0 if it was not said.
-    """
-
-    hashes: Mapping[GroupId, tuple[BlockHash, ...]]
-    num_tokens: int = 0
+    hashes: Mapping[GroupId, Sequence[BlockHash]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is known of a session.
+    """What is stored of a session.
 
     Attributes:
-        session: whose.
-        contexts: it has at least one.
-        block_sizes: tokens in a block of each group; empty if it was not said.
-        parent: of the same tenant.
-        lease_s: seconds that its lease had left when it was written.
-        version: a later turn has a greater one.
-        written_at: wall clock, seconds; for people and for the age of the lease.
+        session: whose it is.
+        contexts: the one used last at the end.
+        block_sizes: tokens per block, by group.
+        parent: the session that spawned it.
+        lease_until: end of its lease, in Unix seconds; 0 for none.
+        version: grows with every turn.
     """
 
     session: SessionKey
-    contexts: tuple[ManifestContext, ...]
-    block_sizes: Mapping[GroupId, int] = field(default_factory=dict)
+    contexts: Sequence[ManifestContext]
+    block_sizes: Mapping[GroupId, int]
     parent: SessionKey | None = None
-    lease_s: float = 0.0
+    lease_until: float = 0.0
     version: int = 0
-    written_at: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its largest context."""
+        return max(
+            (
+                len(hashes) * self.block_sizes.get(group_id, 0)
+                for context in self.contexts
+                for group_id, hashes in context.hashes.items()
+            ),
+            default=0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestLimits:
-    """Bounds of what is read.
+    """What a manifest may contain."""
 
-    Attributes:
-        max_bytes: of all of it.
-        max_contexts: most contexts.
-        max_blocks: of all contexts and groups together.
-        group_ids: the groups that there are; ``None`` for any.
-    """
-
-    max_bytes: int = 8 << 20
-    max_contexts: int = 1_024
+    max_bytes: int = 16 << 20
+    max_contexts: int = 64
     max_blocks: int = 1 << 20
-    group_ids: frozenset[GroupId] | None = None
 
 
-def next_version(last_seen: int, wall_clock_ms: float) -> int:
-    """The version of something that happens now, after ``last_seen``.
+def next_version(last_seen: int, now_s: float) -> int:
+    """A version after ``last_seen``, and after those of turns that ended before.
 
-    A hybrid logical clock: as good as the wall clock between engines that have not
-    heard of each other, and never behind what has been seen.
+    A hybrid logical clock: wall clocks decide between instances that have not heard
+    of each other, and a clock that lags behind never makes a newer turn the older.
     """
-    return min(MAX_VERSION, max(last_seen + 1, int(wall_clock_ms)))
+    return max(last_seen + 1, int(now_s * 1000))
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The stored form.
+    """The manifest as bytes, with its checksum in front."""
+    fields = {
+        "format": _FORMAT,
+        "tenant": manifest.session.tenant,
+        "session": manifest.session.session_id,
+        "version": manifest.version,
+        "lease_until": float(manifest.lease_until),
+        "parent": None if manifest.parent is None else list(manifest.parent),
+        "block_sizes": {int(g): size for g, size in manifest.block_sizes.items()},
+        # Joined: a list of so many small strings is slow to read and write.
+        "contexts": [
+            {
+                int(group_id): [
+                    len(hashes[0]) if hashes else _HASH_BYTES.start,
+                    b"".join(hashes),
+                ]
+                for group_id, hashes in context.hashes.items()
+            }
+            for context in manifest.contexts
+        ],
+    }
+    body: bytes = msgpack.packb(fields)
+    return xxhash.xxh3_64_digest(body) + body
+
+
+def decode(data: bytes, expected: SessionKey, limits: ManifestLimits) -> Manifest:
+    """The inverse of ``encode``, for bytes that anybody may have written.
 
     Raises:
-        ManifestError: it has hashes of several lengths in one group.
+        ManifestError: they are no manifest of the session ``expected``.
     """
-    payload = msgpack.packb(
-        [
-            list(manifest.session),
-            None if manifest.parent is None else list(manifest.parent),
-            manifest.version,
-            float(manifest.lease_s),
-            float(manifest.written_at),
-            [[int(g), size] for g, size in sorted(manifest.block_sizes.items())],
-            [_encode_context(context) for context in manifest.contexts],
-        ]
-    )
-    return _MAGIC + bytes([_FORMAT]) + xxhash.xxh3_64_digest(payload) + payload
-
-
-def decode(
-    data: bytes,
-    *,
-    expected_session: SessionKey,
-    limits: ManifestLimits = ManifestLimits(),
-) -> Manifest:
-    """Reads a stored form.
-
-    Raises:
-        ManifestError: it is not a manifest of ``expected_session`` within ``limits``.
-    """
-    _require(len(data) <= limits.max_bytes, "it is too large")
-    _require(len(data) > _HEADER_BYTES, "it is too short")
-    _require(data[:4] == _MAGIC, "it is no manifest")
-    _require(data[4] == _FORMAT, f"its format is {data[4]}, not {_FORMAT}")
-    payload = data[_HEADER_BYTES:]
-    checksum = data[5:_HEADER_BYTES]
-    _require(xxhash.xxh3_64_digest(payload) == checksum, "its checksum is wrong")
-    return _Reader(expected_session, limits).read(_unpack(payload, limits))
-
-
-def _encode_context(context: ManifestContext) -> list[Any]:
-    groups = []
-    for group_id, hashes in sorted(context.hashes.items()):
-        length = len(hashes[0]) if hashes else 0
-        if any(len(block_hash) != length for block_hash in hashes):
-            raise ManifestError(f"hashes of group {group_id} differ in length")
-        groups.append([int(group_id), length, b"".join(hashes)])
-    return [context.num_tokens, groups]
-
-
-def _unpack(payload: bytes, limits: ManifestLimits) -> Any:
+    if len(data) > limits.max_bytes:
+        raise ManifestError(f"{len(data)} bytes are too many")
+    body = memoryview(data)[_CHECKSUM_BYTES:]
+    if xxhash.xxh3_64_digest(body) != data[:_CHECKSUM_BYTES]:
+        raise ManifestError("the checksum is wrong")
     try:
-        return msgpack.unpackb(
-            payload,
-            strict_map_key=True,
-            max_str_len=4 * _MAX_ID_CHARS,
+        fields = msgpack.unpackb(
+            body,
+            strict_map_key=False,
+            max_map_len=_MAX_GROUPS,
+            max_array_len=max(_MAX_GROUPS, limits.max_contexts),
             max_bin_len=limits.max_bytes,
-            max_array_len=max(limits.max_contexts, _MAX_GROUPS),
-            max_map_len=0,
+            max_str_len=_MAX_ID_LENGTH * 4,
             max_ext_len=0,
         )
-    # Several unrelated types, of msgpack's own and of Python's, up to RecursionError.
+        return _checked(fields, expected, limits)
+    except ManifestError:
+        raise
     except Exception as error:
-        raise ManifestError(f"it cannot be read: {type(error).__name__}") from None
+        # Whatever msgpack, or a field of another type, makes of foreign bytes.
+        raise ManifestError(f"not a manifest: {error!r}") from error
 
 
-class _Reader:
-    """Makes a manifest of what was unpacked, and believes nothing."""
-
-    def __init__(self, session: SessionKey, limits: ManifestLimits) -> None:
-        self._session = session
-        self._limits = limits
-        self._num_blocks = 0
-
-    def read(self, raw: Any) -> Manifest:
-        session, parent, version, lease_s, written_at, sizes, contexts = _list(raw, 7)
-        _require(self._key(session) == self._session, "it is of another session")
-        _require(_is_int(version, 0, MAX_VERSION), "its version is no version")
-        _require(_is_seconds(lease_s), "its lease is no time")
-        _require(_is_seconds(written_at), "its date is no time")
-        _require(isinstance(contexts, list), "its contexts are no list")
-        _require(
-            0 < len(contexts) <= self._limits.max_contexts,
-            f"it has {len(contexts)} contexts",
-        )
-        return Manifest(
-            session=self._session,
-            parent=None if parent is None else self._parent(parent),
-            version=version,
-            lease_s=lease_s,
-            written_at=written_at,
-            block_sizes=self._by_group(sizes, self._block_size),
-            contexts=tuple(map(self._context, contexts)),
-        )
-
-    def _key(self, raw: Any) -> SessionKey:
-        tenant, session_id = _list(raw, 2)
-        for text in (tenant, session_id):
-            _require(
-                isinstance(text, str) and len(text) <= _MAX_ID_CHARS, "a name is none"
-            )
-        return SessionKey(tenant, session_id)
-
-    def _parent(self, raw: Any) -> SessionKey:
-        parent = self._key(raw)
-        _require(
-            parent.tenant == self._session.tenant, "its parent is another tenant's"
-        )
-        return parent
-
-    def _context(self, raw: Any) -> ManifestContext:
-        num_tokens, groups = _list(raw, 2)
-        _require(_is_int(num_tokens, 0, 1 << 48), "a number of tokens is none")
-        return ManifestContext(self._by_group(groups, self._hashes), num_tokens)
-
-    def _by_group(self, raw: Any, read: Callable[[list[Any]], _T]) -> dict[GroupId, _T]:
-        _require(isinstance(raw, list) and len(raw) <= _MAX_GROUPS, "no groups")
-        values: dict[GroupId, _T] = {}
-        for item in raw:
-            _require(isinstance(item, list) and len(item) >= 2, "a group is none")
-            group_id, *rest = item
-            _require(_is_int(group_id, 0, 1 << 31), "a group's number is none")
-            known = self._limits.group_ids
-            _require(known is None or group_id in known, "a group is not known")
-            _require(group_id not in values, "a group occurs twice")
-            values[GroupId(group_id)] = read(rest)
-        return values
-
-    def _block_size(self, raw: list[Any]) -> int:
-        (size,) = _list(raw, 1)
-        _require(_is_int(size, 1, 1 << 31), "a block size is none")
-        return int(size)
-
-    def _hashes(self, raw: list[Any]) -> tuple[BlockHash, ...]:
-        length, data = _list(raw, 2)
-        _require(isinstance(data, bytes), "hashes are no bytes")
-        if not data:
-            return ()
-        _require(
-            _is_int(length, _MIN_HASH_BYTES, _MAX_HASH_BYTES)
-            and len(data) % length == 0,
-            "hashes have no proper length",
-        )
-        self._num_blocks += len(data) // length
-        _require(self._num_blocks <= self._limits.max_blocks, "it has too many blocks")
-        return tuple(
-            BlockHash(data[start : start + length])
-            for start in range(0, len(data), length)
-        )
+def _checked(fields: Any, expected: SessionKey, limits: ManifestLimits) -> Manifest:
+    if fields["format"] != _FORMAT:
+        raise ManifestError(f"format {fields['format']!r} is not known")
+    session = _session([fields["tenant"], fields["session"]])
+    if session != expected:
+        raise ManifestError("it is another session's")
+    version, lease_until = fields["version"], fields["lease_until"]
+    if type(version) is not int or version < 0:
+        raise ManifestError(f"version {version!r}")
+    if type(lease_until) is not float or not 0 <= lease_until < float("inf"):
+        raise ManifestError(f"lease until {lease_until!r}")
+    block_sizes = {}
+    for group_id, size in fields["block_sizes"].items():
+        if type(group_id) is not int or type(size) is not int or size < 1:
+            raise ManifestError(f"blocks of {size!r} tokens")
+        block_sizes[GroupId(group_id)] = size
+    contexts = fields["contexts"]
+    if type(contexts) is not list or len(contexts) > limits.max_contexts:
+        raise ManifestError("too many contexts")
+    checked = [ManifestContext(_hashes(context)) for context in contexts]
+    num_blocks = sum(len(h) for c in checked for h in c.hashes.values())
+    if num_blocks > limits.max_blocks:
+        raise ManifestError(f"{num_blocks} blocks are too many")
+    parent = fields["parent"]
+    return Manifest(
+        session=session,
+        contexts=checked,
+        block_sizes=block_sizes,
+        parent=None if parent is None else _session(parent),
+        lease_until=lease_until,
+        version=version,
+    )
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ManifestError(message)
+def _session(pair: Any) -> SessionKey:
+    tenant, session_id = pair
+    for text in (tenant, session_id):
+        if type(text) is not str or len(text) > _MAX_ID_LENGTH:
+            raise ManifestError("a name is not text, or too long")
+    return SessionKey(tenant, session_id)
 
 
-def _list(raw: Any, length: int) -> list[Any]:
-    _require(isinstance(raw, list) and len(raw) == length, "its structure is another")
-    return raw  # type: ignore[no-any-return]
-
-
-def _is_int(raw: Any, low: int, high: int) -> bool:
-    return type(raw) is int and low <= raw <= high
-
-
-def _is_seconds(raw: Any) -> bool:
-    return type(raw) is float and math.isfinite(raw) and raw >= 0
+def _hashes(context: Any) -> dict[GroupId, list[BlockHash]]:
+    hashes = {}
+    for group_id, (size, joined) in context.items():
+        if type(group_id) is not int or group_id < 0 or type(joined) is not bytes:
+            raise ManifestError("a context is not hashes by group")
+        if type(size) is not int or size not in _HASH_BYTES or len(joined) % size:
+            raise ManifestError(f"{len(joined)} bytes of hashes of {size!r} bytes")
+        hashes[GroupId(group_id)] = [
+            BlockHash(joined[start : start + size])
+            for start in range(0, len(joined), size)
+        ]
+    return hashes

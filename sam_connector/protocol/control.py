@@ -103,9 +103,14 @@ class GetStats(_Command):
 
 
 class Reset(_Command):
-    """Drops what is known of cached content, for all tenants."""
+    """Drops what is known of cached content, for all tenants.
+
+    With ``keep_store`` only what is in this engine's memory: what the store has is
+    still right, and may be read again.
+    """
 
     op: Literal["reset"] = "reset"
+    keep_store: bool = False
 
 
 Command = (

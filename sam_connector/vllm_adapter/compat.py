@@ -51,7 +51,13 @@ _POOL_FIELDS = (
 )
 
 #: What the host tier needs in addition.
-_POOL_METHODS = ("touch", "free_blocks", "get_new_blocks", "_insert_block_hash")
+_POOL_METHODS = (
+    "touch",
+    "free_blocks",
+    "get_new_blocks",
+    "evict_blocks",
+    "_insert_block_hash",
+)
 
 _PLACEMENT_FIELDS = (
     "layers",

@@ -124,6 +124,13 @@ class GpuCache:
         num_tokens = (block_index + 1) * self._block_sizes[content[0]]
         self._pool._insert_block_hash(_key(content), block, num_tokens=num_tokens)
 
+    def forget(self, content: Content) -> None:
+        """Nobody finds ``content`` any more, unless it is in use or a session's."""
+        while (block := self.find(content)) is not None:
+            if block.ref_cnt or self.contexts_of(block):
+                return
+            self._pool.evict_blocks({block.block_id})
+
     @property
     def num_unclaimed(self) -> int:
         """Free blocks that no session holds."""

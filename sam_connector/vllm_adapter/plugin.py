@@ -63,6 +63,7 @@ def _control(engine: EngineCore, payload: str) -> str | Future[str]:
     connector = find_connector(getattr(engine.scheduler, "connector", None))
     if connector is None:
         raise SamError("no SAMConnector is configured in this engine")
+    connector.scheduler_side.waker.attach(engine)
     answer: str | Future[str] = connector.scheduler_side.control(
         payload, is_paused=engine.is_sleeping()
     )

@@ -63,7 +63,12 @@ class RecordingTier(KVConnectorBase_V1, SupportsHMA, SupportsSessionAwareKVManag
         return OperationHandle(status=EditStatus.REJECTED, reason="queue is full")
 
     def evict(
-        self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
+        self,
+        operation_id: str,
+        session: SessionKey,
+        contexts: Sequence[ContextBlocks],
+        *,
+        purge: bool,
     ) -> OperationHandle:
         self.calls.append(("evict", session.session_id, operation_id, contexts))
         return OperationHandle(status=EditStatus.COMPLETED, num_bytes=7)

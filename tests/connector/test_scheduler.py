@@ -284,10 +284,10 @@ def test_an_error_in_the_tier_costs_no_request_anything(
         num_failures = 0
         real = getattr(driver.tier, method)
 
-        def fail_once(*args: Any) -> Any:
+        def fail_once(*args: Any, **more: Any) -> Any:
             nonlocal num_failures
             num_failures += 1
-            return fail() if num_failures == 1 else real(*args)
+            return fail() if num_failures == 1 else real(*args, **more)
 
         driver.add("r", PROMPT, max_tokens=20)
         monkeypatch.setattr(driver.tier, method, fail_once)

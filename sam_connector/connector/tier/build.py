@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sam_connector.config import HostTierConfig
+from sam_connector.config import HostTierConfig, StoreConfig
 from sam_connector.connector.tier.host_tier import HostTier
 from sam_connector.connector.tier.jobs import JobTable
 from sam_connector.connector.tier.state import TierState
+from sam_connector.connector.tier.store_tier import DEFAULT_TENANT, StoreTier
+from sam_connector.connector.tier.values import ValueShape
 from sam_connector.core.clock import MonotonicClock
 from sam_connector.core.slot_pool import SlotPool
 from sam_connector.core.tier_contexts import TierContexts
+from sam_connector.pooling.config import PoolingConfig
+from sam_connector.pooling.key_space import KeySpace
+from sam_connector.pooling.manager import SessionPoolingManager
+from sam_connector.storage.guard import CircuitBreaker, GuardedManifests, GuardedStore
+from sam_connector.storage.registry import OpenStore, StoreOptions, open_store, redact
 from sam_connector.transfer.layout import aligned
 from sam_connector.vllm_adapter import compat
 from sam_connector.vllm_adapter.chains import ChainReader
+from sam_connector.vllm_adapter.fingerprint import fingerprint
 from sam_connector.vllm_adapter.geometry import (
     record_bytes,
     region_specs,
@@ -39,8 +48,10 @@ def build_host_tier(
     kv_cache_manager: KVCacheManager,
     config: HostTierConfig,
     *,
+    store_config: StoreConfig | None = None,
     max_protected_fraction: float,
     num_slots: int | None = None,
+    wake: Callable[[], None] = lambda: None,
 ) -> HostTier | None:
     """The tier of an engine; ``None`` if it is off or cannot hold this model.
 
@@ -49,8 +60,10 @@ def build_host_tier(
         kv_cache_config: geometry of the cache, as the first rank has it.
         kv_cache_manager: the engine's, with its block pool.
         config: settings.
+        store_config: settings of the store behind it, if there is to be one.
         max_protected_fraction: share of the slots that leases may protect.
         num_slots: what every rank has room for, where that is known.
+        wake: has an idle engine take a step; from any thread.
     """
     if not config.is_enabled or not kv_cache_manager.enable_caching:
         return None
@@ -93,6 +106,23 @@ def build_host_tier(
             1, min(config.max_inflight_bytes // largest, pool.num_gpu_blocks // 4)
         ),
     )
+    if store_config is not None and store_config.is_enabled:
+        shape = ValueShape.of(records, store_config)
+        state.remote = _build_store(
+            state,
+            store_config,
+            shape,
+            chains,
+            fingerprint=fingerprint(
+                vllm_config,
+                kv_cache_config,
+                namespace=store_config.store_namespace,
+                blocks_per_value=shape.num_blocks,
+            ),
+            scope=engine_scope(vllm_config),
+            num_ranks=num_ranks,
+            wake=wake,
+        )
     scheduler = vllm_config.scheduler_config
     window = -(-scheduler.max_num_batched_tokens // chains.primary_block_size)
     logger.info(
@@ -107,4 +137,73 @@ def build_host_tier(
         state,
         chains,
         demotion_window=min(_DEMOTION_STEPS * window, pool.num_gpu_blocks // 2),
+    )
+
+
+def engine_scope(vllm_config: VllmConfig) -> str:
+    """What the processes of one engine have in common, and no other engine has."""
+    transfer = vllm_config.kv_transfer_config
+    engine_id = "" if transfer is None else str(transfer.engine_id)
+    return f"{engine_id}-{vllm_config.parallel_config.data_parallel_index}"
+
+
+def open_guarded(config: StoreConfig, *, role: str, scope: str) -> OpenStore:
+    """The configured store behind a breaker; connects to nothing yet.
+
+    Args:
+        config: settings.
+        role: whose breaker it is, for the log.
+        scope: of the engine.
+    """
+    opened = open_store(
+        config.store,
+        StoreOptions(num_connections=config.store_threads, scope=scope),
+    )
+    breaker = CircuitBreaker(f"{redact(config.store)} ({role})", MonotonicClock())
+    manifests = opened.manifests
+    return OpenStore(
+        GuardedStore(opened.blocks, breaker),
+        None if manifests is None else GuardedManifests(manifests, breaker),
+    )
+
+
+def _build_store(
+    state: TierState,
+    config: StoreConfig,
+    shape: ValueShape,
+    chains: ChainReader,
+    *,
+    fingerprint: str,
+    scope: str,
+    num_ranks: int,
+    wake: Callable[[], None],
+) -> StoreTier:
+    opened = open_guarded(config, role="scheduler", scope=scope)
+    spm = SessionPoolingManager(
+        opened.blocks,
+        opened.manifests,
+        KeySpace(
+            tenant=DEFAULT_TENANT,
+            fingerprint=fingerprint,
+            num_ranks=num_ranks,
+            num_parts=shape.num_parts,
+        ),
+        PoolingConfig(
+            ttl_s=config.store_ttl_s,
+            keep_alive_interval_s=config.store_keep_alive_s,
+            lookup_timeout_s=config.store_lookup_timeout_s,
+            call_timeout_s=config.store_timeout_s,
+        ),
+        block_sizes=chains.block_sizes,
+        clock=state.clock,
+        wake=wake,
+    )
+    logger.info(
+        "store: %s, values of %s blocks, fingerprint %s",
+        redact(config.store),
+        "/".join(map(str, shape.num_blocks.values())),
+        fingerprint,
+    )
+    return StoreTier(
+        state, spm, shape, config, num_ranks=num_ranks, fingerprint=fingerprint
     )

@@ -33,6 +33,7 @@ from sam_connector.connector.tier.recall import Recall, RemoteEvict
 from sam_connector.connector.tier.saves import Saver
 from sam_connector.connector.tier.state import TierState
 from sam_connector.connector.tier.store_tier import StoreTier
+from sam_connector.core.slot_pool import Content
 from sam_connector.core.tiers import (
     ContextBlocks,
     OperationHandle,
@@ -81,6 +82,8 @@ class HostTier(SupportsSessionAwareKVManagement):
         #: The session-aware manager hears what happens here.
         self.has_listener = False
         self._events: list[TierEvent] = []
+        #: Contents to forget, once their session has let go of them.
+        self._purges: deque[Content] = deque()
         #: Copies that every rank is done with, not dealt with yet.
         self._ended: deque[Job] = deque()
         #: Contexts of requests that are about to be reported as finished.
@@ -132,6 +135,7 @@ class HostTier(SupportsSessionAwareKVManagement):
             or self.state.jobs.has_new
             or self._saver.is_due
             or self._loads.num_arriving
+            or self._purges
             or (self.state.remote is not None and self.state.remote.is_due)
         )
 
@@ -150,6 +154,7 @@ class HostTier(SupportsSessionAwareKVManagement):
             if remote is not None:
                 remote.hear()
             self._loads.on_step()
+            self._purge()
             if self._operations:
                 self._advance_operations()
             self._saver.on_step()
@@ -193,6 +198,7 @@ class HostTier(SupportsSessionAwareKVManagement):
         return bool(
             len(self.state.jobs)
             or self._loads.num_arriving
+            or self._purges
             or any(not operation.waits_for_store for operation in self._operations)
             or (remote is not None and remote.is_due)
             or self._events
@@ -202,7 +208,15 @@ class HostTier(SupportsSessionAwareKVManagement):
     @property
     def waits_for_store(self) -> bool:
         """The store owes an answer that only a step can take."""
-        return self.state.remote is not None and self.state.remote.is_busy
+        remote = self.state.remote
+        return remote is not None and (
+            remote.is_busy or any(op.waits_for_store for op in self._operations)
+        )
+
+    def close(self) -> None:
+        """Ends the threads that speak to the store."""
+        if self.state.remote is not None:
+            self.state.remote.close()
 
     @property
     def has_pinned_blocks(self) -> bool:
@@ -229,15 +243,19 @@ class HostTier(SupportsSessionAwareKVManagement):
         while self._ended:
             self._release(self._ended.popleft())
 
-    def reset(self) -> None:
-        """All content is void. Copies under way end, and come to nothing."""
+    def reset(self, *, keep_store: bool = False) -> None:
+        """All content is void. Copies under way end, and come to nothing.
+
+        Args:
+            keep_store: what the store has is not.
+        """
         state = self.state
         state.generation += 1
         state.contexts.clear()
         state.slots.clear()
         self._saver.clear()
         if state.remote is not None:
-            state.remote.reset()
+            state.remote.reset(keep_names=keep_store)
 
     # --- what the session-aware manager calls -----------------------------------------
 
@@ -295,7 +313,11 @@ class HostTier(SupportsSessionAwareKVManagement):
                     session, context.context_id, start, start + length
                 )
             if purge:
-                self._purge(context)
+                self._purges.extend(
+                    (group_id, block_hash)
+                    for group_id, hashes in context.block_hashes.items()
+                    for block_hash in hashes
+                )
         return OperationHandle(status=EditStatus.COMPLETED)
 
     @override
@@ -412,7 +434,7 @@ class HostTier(SupportsSessionAwareKVManagement):
         return self._join(operation, operation_id)
 
     def _start(self, operation: Operation) -> None:
-        """An operation that nobody asked for, unless it is under way or too many are."""
+        """An operation that nobody asked for; not if too many are under way."""
         is_new = all(known.subject != operation.subject for known in self._operations)
         if is_new and len(self._operations) < _MAX_OPERATIONS:
             self._operations.append(operation)
@@ -478,14 +500,14 @@ class HostTier(SupportsSessionAwareKVManagement):
             purged = remote.sessions.purgeable(session, contexts) if purge else ()
             remote.sessions.end(session, purge=purged)
 
-    def _purge(self, context: ContextBlocks) -> None:
-        """Deletes at once what no other session holds, here and in the engine."""
+    def _purge(self) -> None:
+        """Forgets what an evict has let go of and no session holds; bounded work."""
         state = self.state
-        for group_id, hashes in context.block_hashes.items():
-            for block_hash in hashes:
-                content = (group_id, block_hash)
-                if not state.contexts.is_held(content):
-                    state.slots.forget(content)
+        for _ in range(min(len(self._purges), _MAX_LOOKS)):
+            content = self._purges.popleft()
+            if not state.contexts.is_held(content):
+                state.slots.forget(content)
+            state.gpu.forget(content)
 
     def _report(self, operation: Operation, handle: OperationHandle) -> None:
         if self.has_listener:

@@ -45,7 +45,9 @@ class Offload(Operation):
         self._num_lost = 0
         self._stalled_since: float | None = None
         store = state.remote
-        self._archive = store and Archive(store, state.slots, session, contexts)
+        self._archive = (
+            None if store is None else Archive(store, state.slots, session, contexts)
+        )
 
     @property
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sam_connector.connector.tier.state import TierState
@@ -91,10 +92,9 @@ class StoreSessions:
             for value in self._shape.values(group_id, hashes)
         ]
         self._spm.track(manifest.session, chunks)
-        if manifest.lease_s > 0:
-            self._spm.set_lease(
-                manifest.session, self._state.clock.now() + manifest.lease_s
-            )
+        lease_s = manifest.lease_until - time.time()
+        if lease_s > 0:
+            self._spm.set_lease(manifest.session, self._state.clock.now() + lease_s)
 
     def end(
         self,

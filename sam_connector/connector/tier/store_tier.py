@@ -337,7 +337,7 @@ class StoreTier:
         if is_current:
             chunks = [transfer.value.chunk for transfer in done]
             if direction is StoreDirection.WRITE:
-                self.spm.on_written(None, chunks)
+                self.spm.on_written(chunks)
             missing = [job.transfers[position].value.chunk for position in job.missing]
             if missing:
                 self.spm.on_missing(missing)
@@ -368,11 +368,18 @@ class StoreTier:
 
     # --- state --------------------------------------------------------------------
 
-    def reset(self) -> None:
-        """Content is void, here and in the store: other names from now on."""
-        self._current_fingerprint = f"{self._fingerprint}-{uuid.uuid4().hex[:8]}"
-        self.spm.set_fingerprint(self._current_fingerprint)
-        self.spm.clear()
+    def reset(self, *, keep_names: bool = False) -> None:
+        """Content is void, here and in the store.
+
+        Other instances may still write what is void under the names that are used
+        now, so that this one uses names of its own until it is started again.
+
+        Args:
+            keep_names: what the store has is not void.
+        """
+        if not keep_names:
+            self._current_fingerprint = f"{self._fingerprint}-{uuid.uuid4().hex[:8]}"
+        self.spm.clear(self._current_fingerprint)
         self.sessions.reset()
         self.abandon("the cache was reset")
 

@@ -270,7 +270,7 @@ def test_an_evict_of_a_range_is_not_undone_by_an_offload_under_way() -> None:
         is_whole=False,
         context_id=1,
     )
-    bench.tier.evict("op", key("s"), [ranged])
+    bench.tier.evict("op", key("s"), [ranged], purge=False)
     bench.run()
     assert bench.state.contexts.num_held(key("s")) == 0
 
@@ -299,7 +299,7 @@ def test_an_evict_of_a_range_leaves_the_rest_and_what_is_under_way() -> None:
         is_whole=False,
         context_id=1,
     )
-    handle = bench.tier.evict("op", key("s"), [ranged])
+    handle = bench.tier.evict("op", key("s"), [ranged], purge=False)
     assert handle.status is EditStatus.COMPLETED
     assert bench.state.contexts.num_held(key("s")) == 4
     bench.report()

@@ -1,0 +1,1 @@
+"""Two servers and one store: sessions that outlive an instance."""
