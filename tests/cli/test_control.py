@@ -21,7 +21,7 @@ def session(session_id: str, *, lease_s: float | None = None) -> dict[str, Any]:
         "parent": None,
         "children": [],
         "contexts": [context, context],
-        "blocks": {"gpu": 6, "host": 4, "store": 0},
+        "blocks": {"gpu": 6, "host": 4, "store": 2},
         "lease_s": lease_s,
         "running_requests": 0,
         "operations": [],
@@ -40,10 +40,10 @@ def test_sessions_is_a_table(
     assert main(["sessions", "--url", control_server.url]) == 0
     head, first, second = capsys.readouterr().out.splitlines()
     assert head.split() == [
-        *("SESSION", "CONTEXTS", "TOKENS", "GPU", "HOST", "LEASE", "S")
+        *("SESSION", "CONTEXTS", "TOKENS", "GPU", "HOST", "STORE", "LEASE", "S")
     ]
-    assert first.split() == ["worker-1", "2", "256", "6", "4", "12"]
-    assert second.split() == ["worker-2", "2", "256", "6", "4", "-"]
+    assert first.split() == ["worker-1", "2", "256", "6", "4", "2", "12"]
+    assert second.split() == ["worker-2", "2", "256", "6", "4", "2", "-"]
 
 
 def test_sessions_follows_the_cursor(

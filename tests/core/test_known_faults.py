@@ -362,13 +362,6 @@ def test_p15_a_request_without_an_id_creates_no_session() -> None:
 
 _ROOT = Path(sam_connector.__file__).parent.parent
 
-#: Modules that speak to a store, with threads that never keep a process.
-_WITH_DAEMON_THREADS = {
-    "sam_connector/connector/store_io.py",
-    "sam_connector/connector/waker.py",
-    "sam_connector/pooling/calls.py",
-}
-
 
 def _imports_of_the_package() -> dict[str, set[str]]:
     """Modules imported by each file of ours, at whatever level."""
@@ -398,14 +391,12 @@ def test_s03_no_shared_memory_and_no_file_is_made_that_a_kill_could_leave() -> N
 
 
 def test_s06_no_thread_is_started_that_could_keep_a_process() -> None:
-    for name, imported in _imports_of_the_package().items():
-        started = {"threading", "_thread", "concurrent.futures.ThreadPoolExecutor"}
+    for name in _imports_of_the_package():
         if name.startswith("sam_connector/transfer/"):
             continue  # see tests/transfer/test_process_exit.py
-        if name in _WITH_DAEMON_THREADS:
-            assert "daemon=True" in (_ROOT / name).read_text(), name
-            continue
-        assert not imported & started, name
+        text = (_ROOT / name).read_text()
+        assert "ThreadPoolExecutor" not in text, name
+        assert text.count("threading.Thread(") == text.count("daemon=True"), name
 
 
 def test_s13_nothing_is_ever_unpickled() -> None:

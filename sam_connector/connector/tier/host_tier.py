@@ -27,12 +27,12 @@ from sam_connector.connector.metadata import (
 from sam_connector.connector.tier.jobs import Job
 from sam_connector.connector.tier.loads import RequestLoads
 from sam_connector.connector.tier.offload import Offload
-from sam_connector.connector.tier.operations import Operation, subject_of
+from sam_connector.connector.tier.open_operations import OpenOperations
+from sam_connector.connector.tier.operations import Operation
 from sam_connector.connector.tier.prefetch import Prefetch
 from sam_connector.connector.tier.recall import Recall, RemoteEvict
 from sam_connector.connector.tier.saves import Saver
 from sam_connector.connector.tier.state import TierState
-from sam_connector.connector.tier.store_tier import StoreTier
 from sam_connector.core.slot_pool import Content
 from sam_connector.core.tiers import (
     ContextBlocks,
@@ -42,19 +42,13 @@ from sam_connector.core.tiers import (
     TierEvent,
     TierEventType,
 )
-from sam_connector.core.types import BlockCounts, EditStatus, EditType, SessionKey
+from sam_connector.core.types import EditStatus, EditType, SessionKey
 from sam_connector.errors import IntegrityError
 from sam_connector.transfer.contract import Direction
 from sam_connector.vllm_adapter.chains import ChainReader
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-#: Offloads and prefetches under way at once; more are rejected.
-_MAX_OPERATIONS = 256
-
-#: Clients that one of them answers; more are rejected.
-_MAX_ASKERS = 16
 
 #: Blocks that operations look at in one step, all together.
 _MAX_LOOKS = 2_048
@@ -78,7 +72,7 @@ class HostTier(SupportsSessionAwareKVManagement):
         self._chains = chains
         self._saver = Saver(state, demotion_window=demotion_window)
         self._loads = RequestLoads(state, chains)
-        self._operations: list[Operation] = []
+        self._operations = OpenOperations(state, self._report)
         #: The session-aware manager hears what happens here.
         self.has_listener = False
         self._events: list[TierEvent] = []
@@ -131,7 +125,7 @@ class HostTier(SupportsSessionAwareKVManagement):
     def is_due(self) -> bool:
         """Whether ``on_step`` has anything to do; cheap, asked in every step."""
         return bool(
-            self._operations
+            len(self._operations)
             or self.state.jobs.has_new
             or self._saver.is_due
             or self._loads.num_arriving
@@ -149,14 +143,14 @@ class HostTier(SupportsSessionAwareKVManagement):
         store_jobs: tuple[StoreJob, ...] = ()
         if not self.is_abandoned:
             if is_paused:
-                self._cancel_all("the engine is paused")
+                self._operations.cancel_all("the engine is paused")
             # Before the operations: they go on with what has arrived.
             if remote is not None:
                 remote.hear()
             self._loads.on_step()
             self._purge()
-            if self._operations:
-                self._advance_operations()
+            if len(self._operations):
+                self._operations.advance(_MAX_LOOKS)
             self._saver.on_step()
         if remote is not None:
             store_jobs = remote.on_step()
@@ -166,7 +160,7 @@ class HostTier(SupportsSessionAwareKVManagement):
         """Ranks are done with reads and writes."""
         if self.state.remote is not None:
             self.state.remote.on_report(results)
-        self._end_operations()
+        self._operations.settle()
 
     def on_report(self, results: Iterable[RankResult]) -> None:
         """Ranks are done with copies."""
@@ -178,7 +172,7 @@ class HostTier(SupportsSessionAwareKVManagement):
                     self._on_ended(job)
             finally:
                 self._release(job)
-        self._end_operations()
+        self._operations.settle()
 
     @property
     def has_events(self) -> bool:
@@ -199,7 +193,7 @@ class HostTier(SupportsSessionAwareKVManagement):
             len(self.state.jobs)
             or self._loads.num_arriving
             or self._purges
-            or any(not operation.waits_for_store for operation in self._operations)
+            or self._operations.has_work
             or (remote is not None and remote.is_due)
             or self._events
             or self._saver.num_queued
@@ -210,7 +204,7 @@ class HostTier(SupportsSessionAwareKVManagement):
         """The store owes an answer that only a step can take."""
         remote = self.state.remote
         return remote is not None and (
-            remote.is_busy or any(op.waits_for_store for op in self._operations)
+            remote.is_busy or self._operations.waits_for_store
         )
 
     def close(self) -> None:
@@ -232,11 +226,8 @@ class HostTier(SupportsSessionAwareKVManagement):
         if self.is_abandoned:
             return
         self.is_abandoned = True
-        operations, self._operations = self._operations, []
         self._events.clear()
-        for operation in operations:
-            operation.has_ended = True
-            operation.let_go_of_pins()
+        self._operations.abandon()
         self._loads.abandon()
         if self.state.remote is not None:
             self.state.remote.abandon("the host tier is off")
@@ -275,19 +266,19 @@ class HostTier(SupportsSessionAwareKVManagement):
             self._contexts_of[request_id] = session, contents().context_id
         remote = self.state.remote
         if remote is not None and remote.writes_sessions:
-            self._start(Offload(self.state, session, [contents()]))
+            self._operations.start(Offload(self.state, session, [contents()]))
 
     @override
     def offload(
         self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
     ) -> OperationHandle:
-        return self._open(Offload, operation_id, session, contexts)
+        return self._operations.open(Offload, operation_id, session, contexts)
 
     @override
     def prefetch(
         self, operation_id: str, session: SessionKey, contexts: Sequence[ContextBlocks]
     ) -> OperationHandle:
-        return self._open(Prefetch, operation_id, session, contexts)
+        return self._operations.open(Prefetch, operation_id, session, contexts)
 
     @override
     def evict(
@@ -300,9 +291,9 @@ class HostTier(SupportsSessionAwareKVManagement):
     ) -> OperationHandle:
         is_whole = all(context.is_whole for context in contexts)
         # An offload would hold the range again once it ends; a prefetch would not.
-        self._cancel(session, offloads_only=not is_whole)
+        self._operations.cancel(session, offloads_only=not is_whole)
         if self.state.remote is not None:
-            self._evict_remote(self.state.remote, session, contexts, purge, is_whole)
+            self.state.remote.evict(session, contexts if is_whole else (), purge=purge)
         for context in contexts:
             if context.is_whole:
                 self.state.contexts.release(session, context.context_id, front=True)
@@ -328,7 +319,7 @@ class HostTier(SupportsSessionAwareKVManagement):
         if remote is None:
             return OperationHandle(status=EditStatus.NOT_FOUND)
         kind = Recall if edit_type is EditType.PREFETCH else RemoteEvict
-        return self._open(kind, operation_id, session, ())
+        return self._operations.open(kind, operation_id, session, ())
 
     @override
     def forget(self, session: SessionKey) -> None:
@@ -412,93 +403,6 @@ class HostTier(SupportsSessionAwareKVManagement):
             raise IntegrityError(f"{state.gpu.num_pins} blocks pinned by nobody")
 
     # --- internals --------------------------------------------------------------------
-
-    def _open(
-        self,
-        kind: type[Operation],
-        operation_id: str,
-        session: SessionKey,
-        contexts: Sequence[ContextBlocks],
-    ) -> OperationHandle:
-        subject = subject_of(kind, session, contexts)
-        for known in self._operations:
-            if known.subject == subject:
-                return self._join(known, operation_id)
-        if len(self._operations) >= _MAX_OPERATIONS:
-            reason = f"{_MAX_OPERATIONS} operations are under way"
-            return OperationHandle(status=EditStatus.REJECTED, reason=reason)
-        # Begun in the next step: an edit may come with a request that ends while
-        # the scheduler is at work, when no block may change hands.
-        operation = kind(self.state, session, contexts)
-        self._operations.append(operation)
-        return self._join(operation, operation_id)
-
-    def _start(self, operation: Operation) -> None:
-        """An operation that nobody asked for; not if too many are under way."""
-        is_new = all(known.subject != operation.subject for known in self._operations)
-        if is_new and len(self._operations) < _MAX_OPERATIONS:
-            self._operations.append(operation)
-
-    def _join(self, operation: Operation, operation_id: str) -> OperationHandle:
-        """Somebody asks for the operation; all who do get the same answer."""
-        if len(operation.operation_ids) >= _MAX_ASKERS:
-            reason = "the same is under way for others"
-            return OperationHandle(status=EditStatus.REJECTED, reason=reason)
-        operation.operation_ids.append(operation_id)
-        return OperationHandle(
-            status=EditStatus.ACCEPTED,
-            blocks=BlockCounts(requested=operation.num_requested),
-        )
-
-    def _advance_operations(self) -> None:
-        looks = _MAX_LOOKS
-        # Loads before stores: somebody is about to need them.
-        for kind in (Prefetch, Offload, RemoteEvict):
-            for operation in self._operations:
-                budget = self.state.budget
-                if budget <= 0 or looks <= 0:
-                    break
-                if isinstance(operation, kind) and operation.has_more:
-                    looks -= operation.advance(budget, looks)
-        self._end_operations()
-
-    def _end_operations(self) -> None:
-        open_operations = []
-        for operation in self._operations:
-            if operation.has_more or operation.num_pending:
-                open_operations.append(operation)
-            else:
-                self._report(operation, operation.end())
-        self._operations = open_operations
-
-    def _cancel(self, session: SessionKey, *, offloads_only: bool) -> None:
-        open_operations = []
-        for operation in self._operations:
-            is_meant = isinstance(operation, Offload) or not offloads_only
-            if operation.session == session and is_meant:
-                self._report(operation, operation.cancel("cancelled by evict"))
-            else:
-                open_operations.append(operation)
-        self._operations = open_operations
-
-    def _cancel_all(self, reason: str) -> None:
-        operations, self._operations = self._operations, []
-        for operation in operations:
-            self._report(operation, operation.cancel(reason))
-
-    def _evict_remote(
-        self,
-        remote: StoreTier,
-        session: SessionKey,
-        contexts: Sequence[ContextBlocks],
-        purge: bool,
-        is_whole: bool,
-    ) -> None:
-        """In the store: no keep-alive, no manifest; values live out their time."""
-        remote.cancel(session)
-        if is_whole:
-            purged = remote.sessions.purgeable(session, contexts) if purge else ()
-            remote.sessions.end(session, purge=purged)
 
     def _purge(self) -> None:
         """Forgets what an evict has let go of and no session holds; bounded work."""

@@ -26,6 +26,7 @@ from sam_connector.connector.tier.store_jobs import (
 from sam_connector.connector.tier.store_sessions import StoreSessions
 from sam_connector.connector.tier.values import Value, ValueShape
 from sam_connector.core.slot_pool import Content, Slot
+from sam_connector.core.tiers import ContextBlocks
 from sam_connector.core.types import BlockHash, GroupId, SessionKey
 from sam_connector.pooling.back_pressure import InflightWindow
 from sam_connector.pooling.manager import SessionPoolingManager
@@ -166,10 +167,24 @@ class StoreTier:
             StoreDirection.WRITE, value, Priority.WRITE, session, waiter
         )
 
-    def cancel(self, session: SessionKey) -> None:
-        """The session was evicted: what is queued for it alone comes to nothing."""
+    def evict(
+        self, session: SessionKey, contexts: Sequence[ContextBlocks], *, purge: bool
+    ) -> None:
+        """The session was evicted: what is queued for it alone comes to nothing.
+
+        Its values are not kept alive, and its manifest goes; no instance knows who else
+        leases them, so that they live out their time.
+
+        Args:
+            session: which.
+            contexts: all of its, or none if only a range was meant.
+            purge: delete at once what no other session known here shares.
+        """
         for item in self._queue.cancel(session):
             self._end(item.payload, "cancelled by evict")
+        if contexts:
+            purged = self.sessions.purgeable(session, contexts) if purge else ()
+            self.sessions.end(session, purge=purged)
 
     def _request(
         self,

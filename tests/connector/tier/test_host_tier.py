@@ -8,7 +8,7 @@ import pytest
 
 from sam_connector.config import SavePolicy
 from sam_connector.connector.metadata import RankResult
-from sam_connector.connector.tier import host_tier
+from sam_connector.connector.tier import host_tier, open_operations
 from sam_connector.core.tiers import TierEventType
 from sam_connector.core.types import EditStatus, EditType
 from sam_connector.errors import IntegrityError
@@ -215,7 +215,7 @@ def test_it_can_do_all_edits() -> None:
 def test_more_operations_than_that_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_tier, "_MAX_OPERATIONS", 2)
+    monkeypatch.setattr(open_operations, "_MAX_OPERATIONS", 2)
     bench = Bench()
     bench.cache("abc")
     assert bench.offload("abc").status is EditStatus.ACCEPTED
