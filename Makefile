@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo serve test lint bench clean
+.PHONY: help setup demo demo-redis serve test test-stores lint bench clean
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## Create .venv with the CPU build of vLLM and the development tools
 
@@ -29,11 +29,17 @@ $(STAMP): pyproject.toml Makefile
 demo: setup ## Replay real coding agents against stock vLLM, a plain tier, and hints
 	$(BIN)/python -m benchmarks.demo
 
+demo-redis: setup ## Move sessions from one server to another through a store
+	$(BIN)/python -m benchmarks.demo_redis
+
 serve: setup ## Start the demo's server with the connector, for use by hand
 	$(BIN)/python -m benchmarks.demo.serve
 
-test: setup ## Run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: setup ## Run every test but those that start store servers
+	$(BIN)/python -m pytest -m "not redis" $(PYTEST_ARGS)
+
+test-stores: setup ## Run the tests on real Redis and Valkey servers (needs redis-server)
+	$(BIN)/python -m pytest -m redis $(PYTEST_ARGS)
 
 lint: setup ## Check style, types and layers
 	$(BIN)/ruff check .
@@ -45,6 +51,7 @@ bench: setup ## Run the CPU benchmarks
 	$(BIN)/python -m benchmarks.no_hint_overhead --json
 	$(BIN)/python -m benchmarks.trace_replay
 	$(BIN)/python -m benchmarks.transfer_bandwidth --device cpu --json
+	$(BIN)/python -m benchmarks.store_bandwidth --json
 
 clean: ## Remove the virtual environment and every cache
 	rm -rf $(VENV) .cache

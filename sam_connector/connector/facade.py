@@ -27,6 +27,7 @@ from sam_connector.connector.metadata import (
     SAMConnectorMetadata,
     WorkerReport,
 )
+from sam_connector.connector.metrics import StorePromMetrics, StoreStats
 from sam_connector.connector.scheduler import SchedulerSide
 from sam_connector.connector.tier.build import engine_scope, open_guarded
 from sam_connector.connector.worker import WorkerSide
@@ -37,6 +38,7 @@ from sam_connector.vllm_adapter.geometry import why_not_holdable
 if TYPE_CHECKING:
     import torch
     from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -154,6 +156,25 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
         return False, self.scheduler_side.on_request_finished(request, block_ids)
 
     @override
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return None if self.scheduler_side is None else self.scheduler_side.take_stats()
+
+    @classmethod
+    @override
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        return StoreStats(data=data or {})
+
+    @classmethod
+    @override
+    def build_prom_metrics(cls, vllm_config: VllmConfig, *args: Any) -> Any:
+        transfer = vllm_config.kv_transfer_config
+        if transfer is None or not transfer.kv_connector_extra_config.get("store"):
+            return None
+        return StorePromMetrics(vllm_config, *args)
+
+    @override
     def has_pending_push_work(self) -> bool:
         return self.scheduler_side is not None and self.scheduler_side.has_pending_work
 
@@ -189,14 +210,16 @@ class SAMConnector(KVConnectorBase_V1, SupportsHMA):
         store = None
         if self.config.store.is_enabled:
             scope = engine_scope(self._vllm_config)
-            store = open_guarded(self.config.store, role=f"rank {rank}", scope=scope)
+            role = f"rank {rank}"
+            opened, _ = open_guarded(self.config.store, role=role, scope=scope)
+            store = opened.blocks
         self.worker_side = WorkerSide(
             kv_caches,
             self._kv_cache_config,
             self.config.host,
             rank=rank,
             num_ranks=parallel.world_size,
-            store=None if store is None else store.blocks,
+            store=store,
             store_config=self.config.store,
         )
 

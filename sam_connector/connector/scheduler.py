@@ -19,6 +19,7 @@ from sam_connector.connector.metadata import (
     SAMConnectorMetadata,
     WorkerReport,
 )
+from sam_connector.connector.metrics import StoreMeter, StoreStats
 from sam_connector.connector.tier.build import build_host_tier
 from sam_connector.connector.tier.host_tier import HostTier
 from sam_connector.connector.waker import EngineWaker
@@ -64,6 +65,7 @@ class SchedulerSide:
         self._engine_configs = vllm_config, kv_cache_config
         #: Wakes an idle engine for what the store has to say.
         self.waker = EngineWaker()
+        self._meter = StoreMeter()
         self._tiers: tuple[SupportsSessionAwareKVManagement, ...] | None = None
         self.host: SamHost | None = None
         self.tier: HostTier | None = None
@@ -186,6 +188,14 @@ class SchedulerSide:
     def _tier_step(self) -> SAMConnectorMetadata:
         assert self.tier is not None
         return self.tier.on_step(is_paused=self.waker.is_paused)
+
+    def take_stats(self) -> StoreStats | None:
+        """What has become of the store since the last call, if there is one."""
+        if self.tier is None or self.tier.state.remote is None:
+            return None
+        if not self._meter.is_due(self.tier.state.clock.now()):
+            return None
+        return self._meter.measure(self.tier.state.remote.stats())
 
     def control(self, payload: str, *, is_paused: bool) -> str | Future[str]:
         """Answers a control call; see ``protocol.control``."""

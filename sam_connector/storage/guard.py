@@ -99,6 +99,12 @@ class CircuitBreaker:
             else:
                 self._on_failure(error)
 
+    def on_mistake(self) -> None:
+        """A call that was allowed was never made; it says nothing about the store."""
+        with self._lock:
+            if self._state is BreakerState.HALF_OPEN:
+                self._state = BreakerState.OPEN
+
     def stats(self) -> dict[str, int | str]:
         return {"state": self._state.value, **self._counts}
 
@@ -134,7 +140,9 @@ class CircuitBreaker:
 
 def _is_failure(result: BatchResult) -> StoreError | None:
     """The error, if the store did not serve; being full is serving."""
-    return result.error if Outcome.FAILED in result.outcomes else None
+    if Outcome.FAILED not in result.outcomes:
+        return None
+    return result.error or _BROKEN
 
 
 class GuardedStore(StoreBackend):
@@ -189,14 +197,12 @@ class GuardedStore(StoreBackend):
         self._store.close()
 
     def _call(self, num_values: int, call: Callable[[], BatchResult]) -> BatchResult:
+        if not num_values:
+            # Nothing would be sent: it must not close the breaker.
+            return BatchResult([])
         if not self.breaker.allows():
             return BatchResult([Outcome.FAILED] * num_values, _OPEN)
-        error: StoreError | None = _BROKEN
-        try:
-            result = call()
-            error = _is_failure(result)
-        finally:
-            self.breaker.on_end(error)
+        result: BatchResult = _make(self.breaker, call, _is_failure)
         return result
 
 
@@ -229,7 +235,9 @@ class GuardedManifests(ManifestStore):
     ) -> ManifestRead:
         read: ManifestRead = self._call(
             lambda: self._store.read(key, max_bytes=max_bytes, deadline=deadline),
-            lambda read: read.error if read.outcome is Outcome.FAILED else None,
+            lambda read: (
+                read.error or _BROKEN if read.outcome is Outcome.FAILED else None
+            ),
             ManifestRead(Outcome.FAILED, None, _OPEN),
         )
         return read
@@ -255,13 +263,25 @@ class GuardedManifests(ManifestStore):
     ) -> Any:
         if not self._breaker.allows():
             return if_open
-        error: StoreError | None = _BROKEN
-        try:
-            result = call()
-            error = failure(result)
-        finally:
-            self._breaker.on_end(error)
-        return result
+        return _make(self._breaker, call, failure)
+
+
+def _make(
+    breaker: CircuitBreaker,
+    call: Callable[[], Any],
+    failure: Callable[[Any], StoreError | None],
+) -> Any:
+    """Makes a call that the breaker allowed, and tells it how it ended."""
+    try:
+        result = call()
+    except ValueError:
+        breaker.on_mistake()
+        raise
+    except BaseException:
+        breaker.on_end(_BROKEN)
+        raise
+    breaker.on_end(failure(result))
+    return result
 
 
 _OPEN = StoreUnavailable("the store is out of service; it will be tried again")

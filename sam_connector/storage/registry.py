@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from sam_connector.errors import ConfigurationError
 from sam_connector.storage.port import ManifestStore, StoreBackend
@@ -48,6 +47,8 @@ class OpenStore:
 
 Factory = Callable[[str, StoreOptions], OpenStore]
 
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pass|secret|token)[^=&]*=)[^&]*", re.I)
+
 _paths: dict[str, str] = {
     "embedded": "sam_backends.embedded:open_store",
     "memory": "sam_backends.memory:open_store",
@@ -57,6 +58,7 @@ _paths: dict[str, str] = {
     "rediss+cluster": _REDIS,
     "redis+sentinel": _REDIS,
     "rediss+sentinel": _REDIS,
+    "redis+unix": _REDIS,
     "unix": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
@@ -106,13 +108,16 @@ def open_store(url: str, options: StoreOptions) -> OpenStore:
 
 
 def redact(url: str) -> str:
-    """The URL without what must not be seen in a log."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
+    """The URL without what must not be seen in a log; rather too little than too much.
+
+    Passwords may contain anything, also what ends a host in a proper URL.
+    """
+    url = _SECRET_OPTION.sub(r"\1***", url)
+    scheme, slashes, rest = url.rpartition("@")[0].partition("://")
+    if not scheme:
         return url
-    user, _, host = parts.netloc.rpartition("@")
-    name = user.partition(":")[0]
-    return parts._replace(netloc=f"{name}:***@{host}").geturl()
+    start = f"{scheme}{slashes}{rest.partition(':')[0]}:" if slashes else ""
+    return f"{start}***@{url.rpartition('@')[2]}"
 
 
 def _known() -> dict[str, str]:
@@ -126,16 +131,16 @@ def _load(scheme: str, path: str) -> Factory:
     module_name, _, name = path.partition(":")
     try:
         factory: Any = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            [f"store {scheme!r} cannot be used: {error} (pip install {_extra(scheme)})"]
+            [f"store {scheme!r} cannot be used: {error} (pip install {_extra(path)})"]
         ) from error
     loaded: Factory = factory
     return loaded
 
 
-def _extra(scheme: str) -> str:
-    if scheme not in _paths:
+def _extra(path: str) -> str:
+    if not path.startswith("sam_backends."):
         return "the package it comes from"
-    extra = "embedded" if scheme == "embedded" else "redis"
+    extra = "embedded" if path.startswith("sam_backends.embedded") else "redis"
     return f"'sam-connector[{extra}]'"

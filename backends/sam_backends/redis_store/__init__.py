@@ -3,7 +3,8 @@
 redis-py makes the connections, authenticates and knows the topology. For a standalone
 server the bytes go over its sockets by code of ours (``link``), which neither copies
 them nor waits beyond a deadline; behind TLS, Sentinel and Cluster redis-py is the
-whole path (``client``). Both do the same commands (``commands``).
+whole path (``client``). Both carry out the same commands (``runner``). Servers must be
+Redis 7.0 or Valkey 7.2 or later.
 """
 
 from __future__ import annotations

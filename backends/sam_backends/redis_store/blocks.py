@@ -1,8 +1,9 @@
 """Blocks in Redis: one string key each, with an exact life.
 
-A value is written with ``SET … NX PX`` and, in the same round trip, ``PEXPIRE … GT``:
-what is there has the same content by its name, so it stays, and only its life is
-lengthened. A value that turns out to be damaged is deleted by who reads it.
+A value that is written again is written over: it should have the same content by its
+name, but a damaged one must not stay. It keeps the longer of the two lives, in one step
+on the server and without another round trip: ``SET … KEEPTTL`` with ``PEXPIRE`` in a
+transaction, or a script.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from sam_connector.storage.port import (
 
 #: Keys in one script: it blocks the server while it runs.
 _MAX_KEYS = 1_000
+
+#: A thousand years; a server refuses what does not fit its clock.
+_MAX_TTL_MS = 1_000 * 365 * 86_400_000
 
 #: Lengthens the lives of keys and says which there are, as a string of 0 and 1.
 #: ``EXPIRE … GT`` alone cannot tell a key that is missing from one that lives longer.
@@ -150,7 +154,7 @@ def millis(ttl_s: float) -> int:
     """
     if not ttl_s > 0 or not math.isfinite(ttl_s):
         raise ValueError(f"ttl_s must be more than 0 and finite; got {ttl_s}")
-    return math.ceil(ttl_s * 1000)
+    return min(math.ceil(ttl_s * 1000), _MAX_TTL_MS)
 
 
 def _result(replies: Sequence[Reply]) -> BatchResult:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import redis
-import redis.exceptions
+from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
 from redis.sentinel import Sentinel
 from typing_extensions import override
 
-from sam_backends.redis_store.runner import (
-    Command,
-    Reply,
-    Runner,
-    cut,
-    error_of,
-    timeout,
+from sam_backends.redis_store.failures import (
+    CLOSED,
+    error_of_exception,
+    error_of_reply,
+)
+from sam_backends.redis_store.runner import Command, Reply, Runner
+from sam_backends.redis_store.sockets import (
+    SentinelTcpConnection,
+    SentinelTlsConnection,
+    TlsConnection,
+    seconds_left,
+    until,
 )
 from sam_backends.redis_store.target import Target, Topology
 from sam_connector.errors import StoreError, StoreUnavailable
@@ -29,14 +35,19 @@ from sam_connector.storage.port import Entry
 _MAX_COMMANDS = 1_000
 _MAX_BYTES = 8 << 20
 
-_CLOSED = StoreUnavailable("the store is closed")
+#: Writes a value that lives at least so long, and no shorter than what it replaces.
+#: A script, because a transaction of redis-py's for a cluster is not in all versions.
+_PUT = b"""
+local left = redis.call('PTTL', KEYS[1])
+local ttl = tonumber(ARGV[2])
+if left > ttl then ttl = left end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', string.format('%d', ttl))
+return 1
+"""
 
 
 class ClientRunner(Runner):
     """A client of redis-py, made at the first call and again until that succeeds.
-
-    Its sockets have timeouts of their own, so that a call may exceed its deadline by
-    one of them; what is left of it is not begun then.
 
     Args:
         target: where to.
@@ -67,17 +78,11 @@ class ClientRunner(Runner):
     ) -> list[Reply]:
         replies: list[Reply] = []
         for batch in _batches(entries):
-            commands: list[Any] = []
-            for entry in batch:
-                key = str(entry.key)
-                value = b"".join(entry.buffers)
-                commands.append(("SET", key, value, "NX", "PX", ttl_ms))
-                commands.append(("PEXPIRE", key, ttl_ms, "GT"))
-            pairs = iter(self._pipeline(commands, deadline))
-            for written in pairs:
-                lengthened = next(pairs)
-                failed = [r for r in (written, lengthened) if isinstance(r, StoreError)]
-                replies.append(failed[0] if failed else 1)
+            commands = [
+                ("EVAL", _PUT, 1, str(e.key), b"".join(e.buffers), ttl_ms)
+                for e in batch
+            ]
+            replies += self._pipeline(commands, deadline)
         return replies
 
     @override
@@ -85,10 +90,8 @@ class ClientRunner(Runner):
         replies: list[Reply] = []
         for batch in _batches(entries):
             commands = [("GET", str(entry.key)) for entry in batch]
-            for entry, value in zip(
-                batch, self._pipeline(commands, deadline), strict=True
-            ):
-                replies.append(_place(entry, value))
+            values = self._pipeline(commands, deadline)
+            replies += map(_place, batch, values)
         return replies
 
     @override
@@ -100,49 +103,96 @@ class ClientRunner(Runner):
             client.close()
 
     def _pipeline(self, commands: Sequence[Any], deadline: float) -> list[Reply]:
-        if time.monotonic() >= deadline:
-            return [timeout()] * len(commands)
         try:
-            client = self._connected()
-            pipeline = _make_pipeline(client)
-            for command in commands:
-                pipeline.execute_command(*command)
-            return [_reply(reply) for reply in pipeline.execute(raise_on_error=False)]
+            with until(deadline):
+                seconds_left()
+                pipeline = _make_pipeline(self._connected())
+                for command in commands:
+                    pipeline.execute_command(*command)
+                replies = pipeline.execute(raise_on_error=False)
+            return [self._reply(reply) for reply in replies]
+        except _Closed:
+            return [CLOSED] * len(commands)
         except Exception as error:
             # What redis-py raises depends on where in its machinery a server broke.
-            failure = _error(error)
-            return [failure] * len(commands)
+            return [self._failure(error)] * len(commands)
 
     def _connected(self) -> Any:
-        with self._lock:
+        """The client; a cluster's asks for the topology when it is made."""
+        with self._locked():
             if self._is_closed:
                 raise _Closed
             if self._client is None:
                 self._client = _MAKERS[self._target.topology](self._target)
             return self._client
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=seconds_left()):
+            raise TimeoutError
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _reply(self, reply: Any) -> Reply:
+        if isinstance(reply, Exception):
+            return self._failure(reply)
+        if isinstance(reply, bool):
+            return int(reply)
+        if isinstance(reply, str):
+            return reply.encode()
+        if reply is None or isinstance(reply, int | bytes):
+            return reply
+        return StoreUnavailable(f"a reply of type {type(reply).__name__}")
+
+    def _failure(self, error: Exception) -> StoreError:
+        return self._target.scrubbed(_failure(error))
+
 
 class _Closed(Exception):
     """The runner is closed."""
 
 
+def _failure(error: Exception) -> StoreError:
+    # So that NOSCRIPT is known as such however it came.
+    if isinstance(error, redis.exceptions.NoScriptError):
+        return error_of_reply("NOSCRIPT")
+    return error_of_exception(error)
+
+
 def _make_standalone(target: Target) -> Any:
-    return redis.Redis(**target.options, max_connections=64)
+    pool = redis.ConnectionPool(
+        connection_class=target.connection_class, **target.options
+    )
+    return redis.Redis(connection_pool=pool)
 
 
 def _make_sentinel(target: Target) -> Any:
-    options = dict(target.options)
-    sentinel_options = {
-        name: options[name]
-        for name in ("socket_timeout", "socket_connect_timeout", "retry")
-    }
-    sentinel = Sentinel(target.nodes, sentinel_kwargs=sentinel_options)  # type: ignore[no-untyped-call]
-    return sentinel.master_for(target.service, **options)  # type: ignore[no-untyped-call]
+    is_tls = target.connection_class is TlsConnection
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        target.nodes, sentinel_kwargs={**target.sentinel_options, "ssl": is_tls}
+    )
+    for each in sentinel.sentinels:
+        each.connection_pool.connection_class = target.connection_class
+    return sentinel.master_for(  # type: ignore[no-untyped-call]
+        target.service,
+        connection_class=SentinelTlsConnection if is_tls else SentinelTcpConnection,
+        **target.options,
+    )
 
 
 def _make_cluster(target: Target) -> Any:
     nodes = [ClusterNode(host, port) for host, port in target.nodes]  # type: ignore[no-untyped-call]
-    return RedisCluster(startup_nodes=nodes, **target.options)  # type: ignore[abstract]
+    # redis-py's nodes take a class for connections only if there was a URL.
+    host, port = target.nodes[0]
+    options = {**target.options, "retry": Retry(NoBackoff(), 2)}
+    return RedisCluster(
+        url=f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}",
+        startup_nodes=nodes,
+        connection_class=target.connection_class,
+        **options,
+    )
 
 
 _MAKERS: dict[Topology, Callable[[Target], Any]] = {
@@ -154,7 +204,7 @@ _MAKERS: dict[Topology, Callable[[Target], Any]] = {
 
 def _make_pipeline(client: Any) -> Any:
     if isinstance(client, RedisCluster):
-        return client.pipeline()
+        return client.pipeline()  # type: ignore[no-untyped-call]
     return client.pipeline(transaction=False)
 
 
@@ -162,7 +212,10 @@ def _batches(entries: Sequence[Entry]) -> list[list[Entry]]:
     batches: list[list[Entry]] = []
     num_bytes = _MAX_BYTES
     for entry in entries:
-        if num_bytes + entry.num_bytes > _MAX_BYTES:
+        if (
+            num_bytes + entry.num_bytes > _MAX_BYTES
+            or len(batches[-1]) == _MAX_COMMANDS
+        ):
             batches.append([])
             num_bytes = 0
         batches[-1].append(entry)
@@ -180,34 +233,3 @@ def _place(entry: Entry, value: Reply) -> Reply:
         buffer[:] = view[start : start + len(buffer)]
         start += len(buffer)
     return 1
-
-
-def _reply(reply: Any) -> Reply:
-    if isinstance(reply, Exception):
-        return _error(reply)
-    if isinstance(reply, bool):
-        return int(reply)
-    if isinstance(reply, str):
-        return reply.encode()
-    if reply is None or isinstance(reply, int | bytes):
-        return reply
-    return StoreUnavailable(f"a reply of type {type(reply).__name__}")
-
-
-def _error(error: Exception) -> StoreError:
-    if isinstance(error, _Closed):
-        return _CLOSED
-    if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
-        return timeout()
-    if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return error_of(f"OOM {error}")
-    if isinstance(
-        error,
-        redis.exceptions.AuthenticationError
-        | redis.exceptions.NoPermissionError
-        | redis.exceptions.AuthorizationError,
-    ):
-        return error_of(f"NOPERM {error}")
-    if isinstance(error, redis.exceptions.ConnectionError):
-        return cut(error)
-    return error_of(str(error))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
 
-import redis.exceptions
 from typing_extensions import override
 
-from sam_backends.redis_store.link import Link, LinkError, encode
-from sam_backends.redis_store.runner import (
-    Command,
-    Reply,
-    Runner,
+from sam_backends.redis_store.failures import (
+    CLOSED,
     cut,
-    error_of,
-    timeout,
+    error_of_exception,
+    timed_out,
 )
+from sam_backends.redis_store.link import Link, LinkError, ValueTooLong, encode
+from sam_backends.redis_store.runner import Command, Reply, Runner
+from sam_backends.redis_store.sockets import until
 from sam_backends.redis_store.target import Target
 from sam_connector.errors import StoreError, StoreUnavailable
 from sam_connector.storage.port import Entry
@@ -28,15 +28,23 @@ from sam_connector.storage.port import Entry
 _AHEAD_BYTES = 1 << 20
 _MAX_AHEAD = 64
 
-#: Bytes of commands that are sent before their replies are read. The replies fit in
-#: the sockets' buffers, so neither side waits for the other.
+#: Small commands that are sent before their replies are read. The replies fit in the
+#: sockets' buffers, so neither side waits for the other.
 _MAX_COMMANDS = 1_000
 
-_CLOSED = StoreUnavailable("the store is closed")
+#: A batch of values goes over several connections if each gets so many bytes.
+_MIN_SHARE_BYTES = 4 << 20
+
+#: How often a call goes on with what is left after its connection broke.
+_MAX_CONNECTIONS_LOST = 3
+
+#: Appends replies to the list, one for each thing that is not in it yet.
+_Work: TypeAlias = Callable[[Link, list[Reply]], None]
+_Transfer: TypeAlias = Callable[[Sequence[Entry]], list[Reply]]
 
 
 class DirectRunner(Runner):
-    """Connections as they are needed, as many as there are calls at a time.
+    """Connections as they are needed: one for each call, more for large batches.
 
     Args:
         target: a standalone server.
@@ -47,6 +55,8 @@ class DirectRunner(Runner):
         self._lock = threading.Lock()
         self._idle: list[Link] = []
         self._is_closed = False
+        self._num_helpers = target.num_connections - 1
+        self._helpers = ThreadPoolExecutor(max(1, self._num_helpers), "sam-redis")
 
     @property
     @override
@@ -56,55 +66,41 @@ class DirectRunner(Runner):
     @override
     def run(self, commands: Sequence[Command], deadline: float) -> list[Reply]:
         def work(link: Link, replies: list[Reply]) -> None:
-            for start in range(0, len(commands), _MAX_COMMANDS):
+            for start in range(len(replies), len(commands), _MAX_COMMANDS):
                 batch = commands[start : start + _MAX_COMMANDS]
                 link.send([b"".join(map(encode, batch))])
                 replies.extend(link.receive() for _ in batch)
 
-        return self._with_link(len(commands), work, deadline)
+        return self._with_links(len(commands), work, deadline)
 
     @override
     def write(
         self, entries: Sequence[Entry], ttl_ms: int, deadline: float
     ) -> list[Reply]:
-        def work(link: Link, replies: list[Reply]) -> None:
-            num_sent = 0
-            for entry in entries:
-                link.send(_set_command(entry, ttl_ms))
-                num_sent += 1
-                if num_sent - len(replies) >= _MAX_AHEAD:
-                    replies.append(_set_reply(link))
-            while len(replies) < num_sent:
-                replies.append(_set_reply(link))
+        def transfer(share: Sequence[Entry]) -> list[Reply]:
+            def work(link: Link, replies: list[Reply]) -> None:
+                num_sent = len(replies)
+                for entry in share[num_sent:]:
+                    link.send(_put_commands(entry, ttl_ms))
+                    num_sent += 1
+                    if num_sent - len(replies) >= _MAX_AHEAD:
+                        replies.append(_put_reply(link))
+                while len(replies) < num_sent:
+                    replies.append(_put_reply(link))
 
-        return self._with_link(len(entries), work, deadline)
+            return self._with_links(len(share), work, deadline)
+
+        return self._spread(entries, transfer)
 
     @override
     def read(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
-        def work(link: Link, replies: list[Reply]) -> None:
-            sizes = [entry.num_bytes for entry in entries]
-            num_asked = num_bytes = 0
-            while len(replies) < len(entries):
-                asked = []
-                while num_asked < len(entries) and (
-                    num_asked == len(replies)
-                    or (
-                        num_bytes + sizes[num_asked] <= _AHEAD_BYTES
-                        and num_asked - len(replies) < _MAX_AHEAD
-                    )
-                ):
-                    asked.append(encode(("GET", str(entries[num_asked].key))))
-                    num_bytes += sizes[num_asked]
-                    num_asked += 1
-                if asked:
-                    link.send([b"".join(asked)])
-                position = len(replies)
-                replies.append(
-                    link.receive_into(entries[position].buffers, sizes[position])
-                )
-                num_bytes -= sizes[position]
+        def transfer(share: Sequence[Entry]) -> list[Reply]:
+            def work(link: Link, replies: list[Reply]) -> None:
+                _read(link, share, replies)
 
-        return self._with_link(len(entries), work, deadline)
+            return self._with_links(len(share), work, deadline)
+
+        return self._spread(entries, transfer)
 
     @override
     def close(self) -> None:
@@ -113,39 +109,70 @@ class DirectRunner(Runner):
             idle, self._idle = self._idle, []
         for link in idle:
             link.close()
+        self._helpers.shutdown(wait=False)
+
+    # --- one batch over several connections ---------------------------------------
+
+    def _spread(self, entries: Sequence[Entry], transfer: _Transfer) -> list[Reply]:
+        """Every n-th value goes over the n-th connection, as many as are free."""
+        num_bytes = sum(entry.num_bytes for entry in entries)
+        num_helpers = self._borrow_helpers(
+            min(num_bytes // _MIN_SHARE_BYTES, len(entries)) - 1
+        )
+        if not num_helpers:
+            return transfer(entries)
+        try:
+            num_shares = num_helpers + 1
+            shares = [entries[n::num_shares] for n in range(num_shares)]
+            futures = [self._helpers.submit(transfer, share) for share in shares[1:]]
+            replies: list[Reply] = [None] * len(entries)
+            replies[::num_shares] = transfer(shares[0])
+            for n, future in enumerate(futures, start=1):
+                replies[n::num_shares] = future.result()
+            return replies
+        finally:
+            with self._lock:
+                self._num_helpers += num_helpers
+
+    def _borrow_helpers(self, wanted: int) -> int:
+        with self._lock:
+            if self._is_closed:
+                return 0
+            num_helpers = max(0, min(wanted, self._num_helpers))
+            self._num_helpers -= num_helpers
+            return num_helpers
 
     # --- connections --------------------------------------------------------------
 
-    def _with_link(
-        self,
-        num_replies: int,
-        work: Callable[[Link, list[Reply]], None],
-        deadline: float,
+    def _with_links(
+        self, num_replies: int, work: _Work, deadline: float
     ) -> list[Reply]:
-        """Does ``work`` on a connection; what it does not answer has failed.
+        """Does ``work``; what is not answered in the end has failed.
 
-        A connection that was idle may have been closed by the server; then the work is
-        begun anew on a fresh one, if nothing was answered yet.
+        A connection that was idle may have been closed by the server meanwhile. If one
+        breaks, the work goes on with another, unless it was new and of no use at all:
+        then the server is down.
         """
         replies: list[Reply] = []
-        if not num_replies:
-            return replies
-        for must_be_new in (False, True):
-            link, error, is_new = self._take(deadline, must_be_new)
+        error: StoreError | None = None
+        for _ in range(_MAX_CONNECTIONS_LOST):
+            if len(replies) == num_replies:
+                break
+            num_before = len(replies)
+            link, error = self._take(deadline, must_be_new=error is not None)
             if link is None:
                 break
+            is_new = link.is_new
             error = self._do(link, work, replies, deadline)
-            is_stale = not (is_new or replies) and isinstance(error, StoreUnavailable)
-            if not is_stale:
+            if not isinstance(error, StoreUnavailable):
                 break
-        return replies + [error] * (num_replies - len(replies))
+            if is_new and len(replies) == num_before:
+                break
+        failure = error or cut(LinkError("too often"))
+        return replies + [failure] * (num_replies - len(replies))
 
     def _do(
-        self,
-        link: Link,
-        work: Callable[[Link, list[Reply]], None],
-        replies: list[Reply],
-        deadline: float,
+        self, link: Link, work: _Work, replies: list[Reply], deadline: float
     ) -> StoreError | None:
         is_sound = False
         try:
@@ -154,7 +181,10 @@ class DirectRunner(Runner):
             is_sound = True
             return None
         except TimeoutError:
-            return timeout()
+            return timed_out()
+        except ValueTooLong as error:
+            replies.append(None)
+            return cut(error)
         except LinkError as error:
             return cut(error)
         finally:
@@ -162,37 +192,30 @@ class DirectRunner(Runner):
             self._give_back(link, is_sound=is_sound)
 
     def _take(
-        self, deadline: float, must_be_new: bool
-    ) -> tuple[Link | None, StoreError | None, bool]:
+        self, deadline: float, *, must_be_new: bool
+    ) -> tuple[Link | None, StoreError | None]:
         if time.monotonic() >= deadline:
-            return None, timeout(), True
+            return None, timed_out()
         with self._lock:
             if self._is_closed:
-                return None, _CLOSED, True
+                return None, CLOSED
             if self._idle and not must_be_new:
-                return self._idle.pop(), None, False
-        link, error = self._connect(deadline)
-        return link, error, True
+                return self._idle.pop(), None
+        return self._connect(deadline)
 
     def _connect(self, deadline: float) -> tuple[Link | None, StoreError | None]:
         connection: Any = self._target.make_connection()
-        left = max(0.001, deadline - time.monotonic())
-        connection.socket_connect_timeout = min(connection.socket_connect_timeout, left)
-        connection.socket_timeout = min(connection.socket_timeout, left)
         try:
-            connection.connect()
+            with until(deadline):
+                connection.connect()
             return Link(connection), None
-        except redis.exceptions.AuthenticationError as error:
+        except Exception as error:
+            # What redis-py raises depends on where in its machinery a server broke.
             connection.disconnect()
-            return None, error_of(f"NOAUTH {error}")
-        except redis.exceptions.TimeoutError:
-            connection.disconnect()
-            return None, timeout()
-        except (redis.exceptions.RedisError, OSError) as error:
-            connection.disconnect()
-            return None, cut(error)
+            return None, self._target.scrubbed(error_of_exception(error))
 
     def _give_back(self, link: Link, *, is_sound: bool) -> None:
+        link.is_new = False
         with self._lock:
             if is_sound and not self._is_closed:
                 self._idle.append(link)
@@ -200,20 +223,56 @@ class DirectRunner(Runner):
         link.close()
 
 
-def _set_command(entry: Entry, ttl_ms: int) -> list[bytes | memoryview]:
-    """Writes it if it is not there, and lets it live so long in any case."""
+def _read(link: Link, entries: Sequence[Entry], replies: list[Reply]) -> None:
+    """Asks for as many values ahead as is good, and receives one after another."""
+    sizes = [entry.num_bytes for entry in entries]
+    num_asked, num_bytes = len(replies), 0
+    for position in range(len(replies), len(entries)):
+        asked = []
+        while num_asked < len(entries) and (
+            num_asked == position
+            or (
+                num_bytes + sizes[num_asked] <= _AHEAD_BYTES
+                and num_asked - position < _MAX_AHEAD
+            )
+        ):
+            asked.append(encode(("GET", str(entries[num_asked].key))))
+            num_bytes += sizes[num_asked]
+            num_asked += 1
+        if asked:
+            link.send([b"".join(asked)])
+        replies.append(link.receive_into(entries[position].buffers, sizes[position]))
+        num_bytes -= sizes[position]
+
+
+def _put_commands(entry: Entry, ttl_ms: int) -> list[bytes | memoryview]:
+    """Overwrites a value, and lets it live as long as the longer of the two lives.
+
+    In one transaction: a value never has no end, and a damaged one does not stay.
+    ``NX`` gives a new value its life, ``GT`` lengthens the one of an old value.
+    """
     key = str(entry.key).encode()
     ttl = b"%d" % ttl_ms
-    head = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, entry.num_bytes)
-    tail = (b"\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)) + encode(
-        ("PEXPIRE", key, ttl, "GT")
+    head = b"*1\r\n$5\r\nMULTI\r\n*4\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
+        len(key),
+        key,
+        entry.num_bytes,
     )
+    life = b"*4\r\n$7\r\nPEXPIRE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\n" % (
+        len(key),
+        key,
+        len(ttl),
+        ttl,
+    )
+    tail = b"\r\n$7\r\nKEEPTTL\r\n%bNX\r\n%bGT\r\n*1\r\n$4\r\nEXEC\r\n" % (life, life)
     return [head, *entry.buffers, tail]
 
 
-def _set_reply(link: Link) -> Reply:
-    """1 if the value is there now; the two commands' replies in one."""
-    written, lengthened = link.receive(), link.receive()
-    if isinstance(written, StoreError):
-        return written
-    return lengthened if isinstance(lengthened, StoreError) else 1
+def _put_reply(link: Link) -> Reply:
+    """1 if the value is written; the replies to the transaction in one."""
+    queued = [link.receive() for _ in range(4)]
+    executed = link.receive_all()
+    for reply in (*queued, *executed):
+        if isinstance(reply, StoreError):
+            return reply
+    return 1

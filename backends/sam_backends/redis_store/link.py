@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sam_backends.redis_store.runner import Argument, Reply, error_of
+from sam_backends.redis_store.failures import error_of_reply
+from sam_backends.redis_store.runner import Argument, Reply
 
 #: Received at a time where small replies are expected.
 _REPLY_BYTES = 65_536
@@ -25,19 +26,28 @@ _LENGTH_BYTES = 32
 #: Most buffers in one system call.
 _MAX_BUFFERS = 512
 
-#: A value of another length than expected is read and thrown away up to this size.
-_MAX_DRAIN_BYTES = 1 << 20
+#: A value of another length than expected is read and thrown away up to this size;
+#: nothing longer than this is taken where a small reply is expected.
+_MAX_DRAIN_BYTES = 8 << 20
+
+#: Elements of an array: we ask for none with more.
+_MAX_ELEMENTS = 16
 
 
 class LinkError(Exception):
     """The connection is in no certain state and must be closed."""
 
 
+class ValueTooLong(LinkError):
+    """A value is there, of another length, and not worth reading to its end."""
+
+
 class Link:
     """A connection. One thread at a time.
 
     Args:
-        connection: of redis-py, connected and authenticated. Its socket is ours.
+        connection: of redis-py, connected and authenticated, with a
+            ``DeadlineSocket``. What is below that is ours.
 
     Raises:
         LinkError: from every method, with which the connection is of no more use.
@@ -46,10 +56,11 @@ class Link:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection  # keeps the socket open
-        self._socket: socket.socket = connection._sock
+        self._socket: socket.socket = connection._sock.raw
         self._socket.settimeout(None)
         self._buffer = bytearray()
         self.deadline = 0.0
+        self.is_new = True
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -77,7 +88,7 @@ class Link:
         line = self._line(_REPLY_BYTES)
         kind, rest = line[:1], line[1:]
         if kind == b"-":
-            return error_of(rest.decode("utf-8", "replace"))
+            return error_of_reply(rest.decode("utf-8", "replace"))
         if kind == b"+":
             return bytes(rest)
         if kind == b":":
@@ -86,16 +97,28 @@ class Link:
             length = self._int(rest)
             if length < 0:
                 return None
+            if length > _MAX_DRAIN_BYTES:
+                raise LinkError(f"a reply of {length} bytes")
             data = bytearray(length + 2)
             self._fill([memoryview(data)])
             return bytes(data[:length])
         raise LinkError(f"a reply that begins with {bytes(line[:20])!r}")
 
+    def receive_all(self) -> list[Reply]:
+        """One reply that is an array of small ones, or an error."""
+        line = self._line(_REPLY_BYTES)
+        if line[:1] == b"-":
+            return [error_of_reply(line[1:].decode("utf-8", "replace"))]
+        count = self._int(line[1:])
+        if line[:1] != b"*" or not 0 <= count <= _MAX_ELEMENTS:
+            raise LinkError(f"a reply that begins with {bytes(line[:20])!r}")
+        return [self.receive() for _ in range(count)]
+
     def receive_into(self, buffers: Sequence[memoryview], num_bytes: int) -> Reply:
         """A value of exactly ``num_bytes``: 1; ``None`` if it is not, or missing."""
         line = self._line(_LENGTH_BYTES)
         if line[:1] == b"-":
-            return error_of(line[1:].decode("utf-8", "replace"))
+            return error_of_reply(line[1:].decode("utf-8", "replace"))
         if line[:1] != b"$":
             raise LinkError(f"a reply that begins with {bytes(line[:20])!r}")
         length = self._int(line[1:])
@@ -166,7 +189,7 @@ class Link:
 
     def _drain(self, num_bytes: int) -> None:
         if num_bytes > _MAX_DRAIN_BYTES:
-            raise LinkError(f"a value of {num_bytes - 2} bytes that is none of ours")
+            raise ValueTooLong(f"a value of {num_bytes - 2} bytes is none of ours")
         self._fill([memoryview(bytearray(num_bytes))])
 
     def _int(self, digits: bytes | bytearray) -> int:

@@ -19,10 +19,11 @@ from sam_connector.storage.port import (
 #: Digits of a version, so that versions compare as text.
 _DIGITS = 20
 
-#: The newer version wins, in one step on the server.
+#: The newer version wins, in one step on the server; what is no record never does.
 _WRITE = b"""
-local known = redis.call('GETRANGE', KEYS[1], 0, 19)
-if known ~= '' and known >= ARGV[1] then return 0 end
+local known = redis.pcall('GETRANGE', KEYS[1], 0, 19)
+if type(known) == 'string' and #known == 20 and string.match(known, '^%d+$')
+  and known >= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])
 return 1
 """

@@ -147,7 +147,9 @@ def engine_scope(vllm_config: VllmConfig) -> str:
     return f"{engine_id}-{vllm_config.parallel_config.data_parallel_index}"
 
 
-def open_guarded(config: StoreConfig, *, role: str, scope: str) -> OpenStore:
+def open_guarded(
+    config: StoreConfig, *, role: str, scope: str
+) -> tuple[OpenStore, CircuitBreaker]:
     """The configured store behind a breaker; connects to nothing yet.
 
     Args:
@@ -161,10 +163,11 @@ def open_guarded(config: StoreConfig, *, role: str, scope: str) -> OpenStore:
     )
     breaker = CircuitBreaker(f"{redact(config.store)} ({role})", MonotonicClock())
     manifests = opened.manifests
-    return OpenStore(
+    guarded = OpenStore(
         GuardedStore(opened.blocks, breaker),
         None if manifests is None else GuardedManifests(manifests, breaker),
     )
+    return guarded, breaker
 
 
 def _build_store(
@@ -178,7 +181,7 @@ def _build_store(
     num_ranks: int,
     wake: Callable[[], None],
 ) -> StoreTier:
-    opened = open_guarded(config, role="scheduler", scope=scope)
+    opened, breaker = open_guarded(config, role="scheduler", scope=scope)
     spm = SessionPoolingManager(
         opened.blocks,
         opened.manifests,
@@ -205,5 +208,11 @@ def _build_store(
         fingerprint,
     )
     return StoreTier(
-        state, spm, shape, config, num_ranks=num_ranks, fingerprint=fingerprint
+        state,
+        spm,
+        shape,
+        config,
+        num_ranks=num_ranks,
+        fingerprint=fingerprint,
+        breaker=breaker,
     )

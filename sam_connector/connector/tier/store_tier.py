@@ -8,7 +8,6 @@ ranks' and the pooling manager's threads.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -36,8 +35,7 @@ from sam_connector.pooling.transfer_queue import (
     Transfer,
     TransferQueue,
 )
-
-logger = logging.getLogger(__name__)
+from sam_connector.storage.guard import BreakerState, CircuitBreaker
 
 #: Whose blocks are: all tenants share what they compute, as in vLLM's own cache, and
 #: are kept apart by ``cache_salt``, which is part of a block's hash.
@@ -58,6 +56,7 @@ class StoreTier:
         config: settings.
         num_ranks: ranks that read and write.
         fingerprint: part of every name, until a reset.
+        breaker: of this process; ranks have their own.
 
     Attributes:
         reading: contents that are on their way to a slot, or queued for it.
@@ -74,8 +73,10 @@ class StoreTier:
         *,
         num_ranks: int,
         fingerprint: str,
+        breaker: CircuitBreaker,
     ) -> None:
         self._state = state
+        self._breaker = breaker
         self.spm = spm
         self.shape = shape
         self.config = config
@@ -421,6 +422,12 @@ class StoreTier:
             "store_window_bytes": self._window.limit_bytes,
             "store_late_reports": self._jobs.num_late,
             **{name: self.counts[name] for name in _COUNTS},
+            **self.spm.stats(),
+            "store_up": int(self._breaker.state is BreakerState.CLOSED),
+            **{
+                f"store_breaker_{name}": value
+                for name, value in self._breaker.stats().items()
+            },
         }
 
     def pins(self) -> list[Slot]:
