@@ -26,6 +26,7 @@ class PoolingConfig:
         max_batch: values in one call.
         max_open: calls about sessions that wait.
         max_tracked: (session, value) pairs remembered.
+        max_versions: manifests whose version is remembered.
         manifest: what a manifest may contain.
     """
 
@@ -42,4 +43,5 @@ class PoolingConfig:
     max_batch: int = 1_000
     max_open: int = 4_096
     max_tracked: int = 4_194_304
+    max_versions: int = 65_536
     manifest: ManifestLimits = field(default_factory=ManifestLimits)

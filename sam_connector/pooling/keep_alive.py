@@ -8,10 +8,10 @@ from sam_connector.pooling.tracker import SessionKeyTracker
 
 
 class KeepAlive:
-    """Goes through the chunks of all live leases once per interval.
+    """Goes through all live leases once per interval, and through their chunks.
 
-    The work is spread: at any time so many chunks have been refreshed as the share of
-    the interval that has passed. A chunk that several sessions share is refreshed
+    The work is spread: at any time as large a share of the sessions has been refreshed
+    as of the interval has passed. A chunk that several sessions share is refreshed
     once. Pure: time is an argument, and what is due is returned. Not thread-safe.
 
     Args:
@@ -23,11 +23,14 @@ class KeepAlive:
         self._tracker = tracker
         self._interval_s = interval_s
         self._expire_at: dict[SessionKey, float] = {}
-        self._round_started_at = 0.0
-        #: Chunks still to be refreshed in this round, the next one at the end.
-        self._todo: list[Chunk] = []
+        self._round_started_at: float | None = None
+        #: Sessions whose turn is still to come in this round, the next at the end.
+        self._sessions: list[SessionKey] = []
         self._num_in_round = 0
-        self._num_done = 0
+        #: Chunks that are due.
+        self._due: list[Chunk] = []
+        #: Shared chunks that were due in this round.
+        self._seen: set[Chunk] = set()
 
     def __len__(self) -> int:
         return len(self._expire_at)
@@ -44,36 +47,43 @@ class KeepAlive:
 
     def clear(self) -> None:
         self._expire_at.clear()
-        self._todo.clear()
+        self._sessions.clear()
+        self._due.clear()
 
     def due(self, now: float, max_chunks: int) -> list[Chunk]:
         """Chunks to refresh now; what exceeds ``max_chunks`` stays due."""
-        if now >= self._round_started_at + self._interval_s and not self._todo:
-            self._begin_round(now)
-        share = min(1.0, (now - self._round_started_at) / self._interval_s)
-        num_due = int(self._num_in_round * share) - self._num_done
-        batch: list[Chunk] = []
-        while self._todo and len(batch) < min(num_due, max_chunks):
-            chunk = self._todo.pop()
-            self._num_done += 1
-            # Its lease may have ended, or it may be orphaned, since the round began.
-            if any(self.is_leased(s, now) for s in self._tracker.sessions_of(chunk)):
-                batch.append(chunk)
-        return batch
+        started_at = self._round_started_at
+        if not self._sessions and (
+            started_at is None or now >= started_at + self._interval_s
+        ):
+            started_at = self._begin_round(now)
+        assert started_at is not None
+        share = min(1.0, (now - started_at) / self._interval_s)
+        num_left = self._num_in_round - int(self._num_in_round * share)
+        while len(self._sessions) > num_left and len(self._due) < max_chunks:
+            self._add(self._sessions.pop(), now)
+        batch, self._due = self._due[:max_chunks], self._due[max_chunks:]
+        # A lease may have ended, or a chunk be orphaned, since its turn came.
+        return [chunk for chunk in batch if self._is_wanted(chunk, now)]
 
-    def _begin_round(self, now: float) -> None:
-        self._expire_at = {
-            session: expire_at
-            for session, expire_at in self._expire_at.items()
-            if expire_at > now
-        }
-        chunks = {
-            chunk: None
-            for session in self._expire_at
-            for chunk in self._tracker.chunks_of(session)
-        }
-        self._todo = list(chunks)
-        self._todo.reverse()
-        self._num_in_round = len(self._todo)
-        self._num_done = 0
+    def _begin_round(self, now: float) -> float:
+        self._sessions = list(self._expire_at)
+        self._sessions.reverse()
+        self._num_in_round = len(self._sessions)
+        self._seen.clear()
         self._round_started_at = now
+        return now
+
+    def _add(self, session: SessionKey, now: float) -> None:
+        if not self.is_leased(session, now):
+            self._expire_at.pop(session, None)
+            return
+        for chunk in self._tracker.chunks_of(session):
+            if self._tracker.num_sessions(chunk) > 1:
+                if chunk in self._seen:
+                    continue
+                self._seen.add(chunk)
+            self._due.append(chunk)
+
+    def _is_wanted(self, chunk: Chunk, now: float) -> bool:
+        return any(self.is_leased(s, now) for s in self._tracker.sessions_of(chunk))

@@ -14,26 +14,19 @@ from sam_connector.core.clock import Clock
 from sam_connector.core.types import GroupId, SessionKey
 from sam_connector.pooling.calls import CallThread
 from sam_connector.pooling.config import PoolingConfig
+from sam_connector.pooling.events import PoolEvent
 from sam_connector.pooling.keep_alive import KeepAlive
 from sam_connector.pooling.key_space import Chunk, KeySpace
 from sam_connector.pooling.lookup import ExistenceCache
-from sam_connector.pooling.manifest import (
-    Manifest,
-    ManifestContext,
-    ManifestError,
-    decode,
-    encode,
-    next_version,
-)
+from sam_connector.pooling.manifest import ManifestContext
+from sam_connector.pooling.manifest_desk import ManifestDesk
 from sam_connector.pooling.tracker import SessionKeyTracker
-from sam_connector.storage.key import StoreKey
+from sam_connector.storage.key import ManifestKey, StoreKey
 from sam_connector.storage.port import (
     BatchResult,
-    ManifestRecord,
     ManifestStore,
     Outcome,
     StoreBackend,
-    WriteOutcome,
 )
 
 logger = logging.getLogger(__name__)
@@ -42,43 +35,6 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 
 _MAX_CLOSE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A session's manifest was written, or ``reason`` says why not."""
-
-    session: SessionKey
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """A manifest was read; with neither manifest nor reason there is none."""
-
-    ticket: int
-    manifest: Manifest | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A session is over; ``reason`` says why nobody knows whether there was one."""
-
-    ticket: int
-    found: bool = False
-    reason: str | None = None
-
-
-PoolEvent = Published | Recalled | Ended
-
-
-@dataclass(slots=True)
-class _Publication:
-    """A manifest that waits to be written; a later one takes its place."""
-
-    manifest: Manifest
-    num_attempts: int = 0
 
 
 @dataclass(slots=True)
@@ -90,10 +46,6 @@ class _Shared:
     answers: ExistenceCache
     keys: KeySpace
     lock: threading.Lock = field(default_factory=threading.Lock)
-    events: deque[PoolEvent] = field(default_factory=deque)
-    publications: dict[SessionKey, _Publication] = field(default_factory=dict)
-    #: Versions of manifests, as last seen or written.
-    versions: dict[SessionKey, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -128,11 +80,8 @@ class SessionPoolingManager:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
-        self._manifests = manifests
         self._config = config
-        self._block_sizes = block_sizes
         self._clock = clock
-        self._wall_clock = wall_clock
         self._wake = wake
         tracker = SessionKeyTracker(config.max_tracked)
         self._shared = _Shared(
@@ -145,8 +94,7 @@ class SessionPoolingManager:
             ),
             keys=keys,
         )
-        self._tickets = itertools.count(1)
-        self._num_open = 0
+        self._events: deque[PoolEvent] = deque()
         self._is_asking = False
         self._is_closed = False
         self._lookups = CallThread(
@@ -157,6 +105,14 @@ class SessionPoolingManager:
             clock,
             tick_s=min(_TICK_S, config.keep_alive_interval_s / 4),
             on_tick=self._refresh,
+        )
+        self._desk = ManifestDesk(
+            manifests,
+            config,
+            block_sizes=block_sizes,
+            calls=self._calls,
+            wall_clock=wall_clock,
+            tell=self._tell,
         )
 
     # --- look-up ------------------------------------------------------------------
@@ -193,6 +149,11 @@ class SessionPoolingManager:
             self._shared.answers.note_missing(chunks, self._clock.now())
             self._shared.tracker.drop_chunks(chunks)
 
+    def on_unreadable(self, chunks: Sequence[Chunk]) -> None:
+        """A read has failed for another reason: not to be promised for a while."""
+        with self._shared.lock:
+            self._shared.answers.note_missing(chunks, self._clock.now())
+
     # --- sessions -----------------------------------------------------------------
 
     def track(self, session: SessionKey, chunks: Sequence[Chunk]) -> None:
@@ -201,7 +162,6 @@ class SessionPoolingManager:
         with shared.lock:
             for forgotten in shared.tracker.add(session, chunks):
                 shared.keep_alive.set_lease(forgotten, 0.0)
-                shared.versions.pop(forgotten, None)
 
     def set_lease(self, session: SessionKey, expire_at: float) -> None:
         """Keeps the session's values alive until ``expire_at``; 0 for no longer."""
@@ -236,37 +196,13 @@ class SessionPoolingManager:
 
         One for several calls, if they come before the first is written.
         """
-        shared = self._shared
-        now = self._wall_clock()
-        with shared.lock:
-            version = next_version(shared.versions.get(session, 0), now)
-            shared.versions[session] = version
-            manifest = Manifest(
-                session=session,
-                contexts=contexts,
-                block_sizes=self._block_sizes,
-                parent=parent,
-                lease_until=now + lease_s if lease_s > 0 else 0.0,
-                version=version,
-            )
-            is_new = session not in shared.publications
-            reason = self._refusal() if is_new else None
-            if reason is None:
-                shared.publications[session] = _Publication(manifest)
-                self._num_open += is_new
-        if reason is not None:
-            self._tell(Published(session, reason))
-        elif is_new:
-            self._calls.submit(lambda: self._write(session))
+        self._desk.publish(
+            self._manifest_key(session), contexts, parent=parent, lease_s=lease_s
+        )
 
     def recall(self, session: SessionKey) -> int:
         """Reads a session's manifest; one ``Recalled`` with this ticket follows."""
-        ticket = next(self._tickets)
-        self._call(
-            lambda: self._read(ticket, session),
-            lambda reason: Recalled(ticket, None, reason),
-        )
-        return ticket
+        return self._desk.recall(self._manifest_key(session))
 
     def end(self, session: SessionKey, *, purge_chunks: Sequence[Chunk] = ()) -> int:
         """The session is over, for every instance; one ``Ended`` follows.
@@ -279,35 +215,32 @@ class SessionPoolingManager:
             purge_chunks: to be deleted at once.
         """
         shared = self._shared
-        ticket = next(self._tickets)
         with shared.lock:
-            is_known = session in shared.tracker or session in shared.versions
+            is_known = session in shared.tracker
             shared.keep_alive.set_lease(session, 0.0)
             shared.tracker.remove(session)
-            version = next_version(shared.versions.pop(session, 0), self._wall_clock())
             shared.answers.note_missing(purge_chunks, self._clock.now())
             names = [key for chunk in purge_chunks for key in shared.keys.keys(chunk)]
-        self._call(
-            lambda: self._bury(ticket, session, version, is_known, names),
-            lambda reason: Ended(ticket, is_known, reason),
+        return self._desk.end(
+            self._manifest_key(session),
+            is_known=is_known or self._desk.knows(session),
+            also=lambda: self._delete(names),
         )
-        return ticket
 
     # --- events -------------------------------------------------------------------
 
     @property
     def has_events(self) -> bool:
-        return bool(self._shared.events)
+        return bool(self._events)
 
     @property
     def num_open(self) -> int:
         """Answers that are still owed."""
-        return self._num_open
+        return self._desk.num_open
 
     def take_events(self) -> list[PoolEvent]:
         """Returns and clears what was found out."""
-        events = self._shared.events
-        return [events.popleft() for _ in range(len(events))]
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     # --- state --------------------------------------------------------------------
 
@@ -318,7 +251,6 @@ class SessionPoolingManager:
             shared.answers.clear()
             shared.tracker.clear()
             shared.keep_alive.clear()
-            shared.versions.clear()
             if fingerprint is not None:
                 keys = shared.keys
                 shared.keys = KeySpace(
@@ -327,6 +259,7 @@ class SessionPoolingManager:
                     num_ranks=keys.num_ranks,
                     num_parts=keys.num_parts,
                 )
+        self._desk.clear()
 
     def stats(self) -> dict[str, int]:
         shared = self._shared
@@ -337,8 +270,11 @@ class SessionPoolingManager:
                 "store_values_shared": shared.tracker.num_shared,
                 "store_values_orphaned": shared.tracker.num_orphaned,
                 "store_leases": len(shared.keep_alive),
-                "store_calls_open": self._num_open,
-                **{f"store_{name}": shared.counts[name] for name in _COUNTS},
+                "store_calls_open": self._desk.num_open,
+                **{
+                    f"store_{name}": shared.counts[name] + self._desk.counts[name]
+                    for name in _COUNTS
+                },
             }
 
     def check_integrity(self) -> None:
@@ -353,14 +289,8 @@ class SessionPoolingManager:
         self._is_closed = True
         self._lookups.close(self._config.call_timeout_s + _MAX_CLOSE_S)
         self._calls.close(self._config.call_timeout_s + _MAX_CLOSE_S)
-        with self._shared.lock:
-            sessions = list(self._shared.publications)
-            self._shared.publications.clear()
-        for session in sessions:
-            self._tell(Published(session, "the engine ends"))
+        self._desk.close()
         self._store.close()
-        if self._manifests is not None:
-            self._manifests.close()
 
     # --- threads ------------------------------------------------------------------
 
@@ -433,165 +363,21 @@ class SessionPoolingManager:
             shared.tracker.drop_chunks(missing)
             shared.answers.note_missing(missing, now)
 
-    def _write(self, session: SessionKey) -> None:
-        shared = self._shared
-        with shared.lock:
-            publication = shared.publications.get(session)
-            key = shared.keys.manifest_key(session)
-        if publication is None:
-            return
-        manifest = publication.manifest
-        publication.num_attempts += 1
-        try:
-            reason = self._write_manifest(key, manifest)
-        except Exception as error:
-            logger.exception("a call to the store went wrong")
-            reason = repr(error)
-        is_last = (
-            reason is None or publication.num_attempts >= self._config.max_attempts
-        )
-        with shared.lock:
-            current = shared.publications.get(session)
-            is_current = current is publication
-            if is_current and is_last:
-                del shared.publications[session]
-        if not is_current:
-            # A later turn's took its place meanwhile.
-            self._calls.submit(lambda: self._write(session))
-        elif is_last:
-            self._finish(Published(session, reason))
-        else:
-            delay_s = self._config.retry_s * 2 ** (publication.num_attempts - 1)
-            self._calls.submit(lambda: self._write(session), delay_s)
-
-    def _write_manifest(self, key: object, manifest: Manifest) -> str | None:
-        if self._manifests is None:
-            return None
-        data = encode(manifest)
-        if len(data) > self._config.manifest.max_bytes:
-            return f"it has {len(data)} bytes"
-        outcome = self._manifests.write(
-            key,  # type: ignore[arg-type]
-            ManifestRecord(manifest.version, data),
-            ttl_s=self._config.manifest_ttl_s,
-            deadline=time.monotonic() + self._config.call_timeout_s,
-        )
-        self._shared.counts["manifests_written"] += outcome is WriteOutcome.DONE
-        # A newer turn's manifest, or the session's end, is what others should see.
-        if outcome in (WriteOutcome.DONE, WriteOutcome.OUTDATED):
-            return None
-        return "the store is full" if outcome is WriteOutcome.FULL else "no answer"
-
-    def _read(self, ticket: int, session: SessionKey) -> Recalled:
-        if self._manifests is None:
-            return Recalled(ticket)
-        shared = self._shared
-        with shared.lock:
-            key = shared.keys.manifest_key(session)
-        read = self._manifests.read(
-            key,
-            max_bytes=self._config.manifest.max_bytes,
-            deadline=time.monotonic() + self._config.call_timeout_s,
-        )
-        if read.record is not None:
-            with shared.lock:
-                version = max(shared.versions.get(session, 0), read.record.version)
-                shared.versions[session] = version
-        if read.outcome is Outcome.FAILED:
-            return Recalled(ticket, reason=f"the store: {read.error}")
-        if read.record is None or read.record.is_tombstone:
-            return Recalled(ticket)
-        try:
-            manifest = decode(read.record.data, session, self._config.manifest)
-        except ManifestError as error:
-            logger.warning("a manifest in the store is not usable: %s", error)
-            shared.counts["manifests_bad"] += 1
-            return Recalled(ticket, reason=f"its manifest is not usable: {error}")
-        shared.counts["manifests_read"] += 1
-        return Recalled(ticket, manifest)
-
-    def _bury(
-        self,
-        ticket: int,
-        session: SessionKey,
-        version: int,
-        is_known: bool,
-        purge: Sequence[StoreKey],
-    ) -> Ended:
-        shared = self._shared
-        reason = None
-        if self._manifests is not None:
-            with shared.lock:
-                # What was to be published is over as well.
-                publication = shared.publications.pop(session, None)
-                key = shared.keys.manifest_key(session)
-            if publication is not None:
-                self._finish(Published(session, "the session has ended"))
-            deadline = time.monotonic() + self._config.call_timeout_s
-            read = self._manifests.read(
-                key, max_bytes=self._config.manifest.max_bytes, deadline=deadline
-            )
-            is_known |= read.outcome is Outcome.DONE and not (
-                read.record is not None and read.record.is_tombstone
-            )
-            if read.record is not None:
-                version = max(version, read.record.version + 1)
-            if is_known or read.outcome is Outcome.FAILED:
-                outcome = self._manifests.write(
-                    key,
-                    ManifestRecord(version, b""),
-                    ttl_s=self._config.tombstone_ttl_s,
-                    deadline=deadline,
-                )
-                if outcome in (WriteOutcome.FULL, WriteOutcome.FAILED):
-                    reason = "the store did not take the session's end"
-        for start in range(0, len(purge), self._config.max_batch):
+    def _delete(self, names: Sequence[StoreKey]) -> None:
+        for start in range(0, len(names), self._config.max_batch):
             self._store.delete(
-                purge[start : start + self._config.max_batch],
+                names[start : start + self._config.max_batch],
                 deadline=time.monotonic() + self._config.call_timeout_s,
             )
-        return Ended(ticket, is_known, reason)
 
     # --- internals ----------------------------------------------------------------
 
-    def _refusal(self) -> str | None:
-        if self._is_closed:
-            return "the engine ends"
-        if self._num_open >= self._config.max_open:
-            return f"{self._config.max_open} calls are waiting for the store"
-        return None
-
-    def _call(
-        self,
-        make: Callable[[], PoolEvent],
-        refuse: Callable[[str], PoolEvent],
-    ) -> None:
-        """Has a call made by our thread, or tells at once why not."""
+    def _manifest_key(self, session: SessionKey) -> ManifestKey:
         with self._shared.lock:
-            reason = self._refusal()
-            if reason is None:
-                self._num_open += 1
-        if reason is not None:
-            self._tell(refuse(reason))
-            return
-
-        def call() -> None:
-            try:
-                event = make()
-            except Exception as error:
-                logger.exception("a call to the store went wrong")
-                event = refuse(repr(error))
-            self._finish(event)
-
-        self._calls.submit(call)
-
-    def _finish(self, event: PoolEvent) -> None:
-        with self._shared.lock:
-            self._num_open -= 1
-        self._tell(event)
+            return self._shared.keys.manifest_key(session)
 
     def _tell(self, event: PoolEvent) -> None:
-        self._shared.events.append(event)
+        self._events.append(event)
         self._wake()
 
 

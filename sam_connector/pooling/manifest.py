@@ -80,13 +80,38 @@ class ManifestLimits:
     max_blocks: int = 1 << 20
 
 
-def next_version(last_seen: int, now_s: float) -> int:
-    """A version after ``last_seen``, and after those of turns that ended before.
+class VersionClock:
+    """Versions of sessions' manifests, each later than all that were seen before.
 
     A hybrid logical clock: wall clocks decide between instances that have not heard
     of each other, and a clock that lags behind never makes a newer turn the older.
+
+    Args:
+        max_sessions: remembered; the oldest are forgotten.
     """
-    return max(last_seen + 1, int(now_s * 1000))
+
+    def __init__(self, max_sessions: int) -> None:
+        self._max_sessions = max_sessions
+        self._versions: dict[SessionKey, int] = {}
+
+    def __contains__(self, session: SessionKey) -> bool:
+        return session in self._versions
+
+    def next(self, session: SessionKey, now_s: float) -> int:
+        """A version for what happens at ``now_s``, Unix seconds."""
+        version = max(self._versions.get(session, 0) + 1, int(now_s * 1000))
+        self.saw(session, version)
+        return version
+
+    def saw(self, session: SessionKey, version: int) -> None:
+        """The store has, or is about to have, this version."""
+        known = self._versions.pop(session, 0)
+        self._versions[session] = max(known, version)
+        while len(self._versions) > self._max_sessions:
+            del self._versions[next(iter(self._versions))]
+
+    def clear(self) -> None:
+        self._versions.clear()
 
 
 def encode(manifest: Manifest) -> bytes:

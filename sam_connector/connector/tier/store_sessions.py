@@ -10,12 +10,8 @@ from sam_connector.connector.tier.values import ValueShape
 from sam_connector.core.slot_pool import Content
 from sam_connector.core.tiers import ContextBlocks
 from sam_connector.core.types import BlockHash, GroupId, SessionKey
-from sam_connector.pooling.manager import (
-    Ended,
-    Published,
-    Recalled,
-    SessionPoolingManager,
-)
+from sam_connector.pooling.events import Ended, Published, Recalled
+from sam_connector.pooling.manager import SessionPoolingManager
 from sam_connector.pooling.manifest import Manifest, ManifestContext
 
 #: Told once: a session's manifest, or why there is none; neither if there just is none.

@@ -357,6 +357,12 @@ class StoreTier:
             missing = [job.transfers[position].value.chunk for position in job.missing]
             if missing:
                 self.spm.on_missing(missing)
+            if direction is StoreDirection.READ and job.failed - job.missing:
+                unreadable = [
+                    job.transfers[position].value.chunk
+                    for position in job.failed - job.missing
+                ]
+                self.spm.on_unreadable(unreadable)
 
     def _settle(
         self, transfer: StoreTransfer, reason: str | None, *, is_missing: bool
