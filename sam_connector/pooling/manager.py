@@ -223,7 +223,7 @@ class SessionPoolingManager:
             names = [key for chunk in purge_chunks for key in shared.keys.keys(chunk)]
         return self._desk.end(
             self._manifest_key(session),
-            is_known=is_known or self._desk.knows(session),
+            is_known=is_known,
             also=lambda: self._delete(names),
         )
 

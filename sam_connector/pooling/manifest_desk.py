@@ -84,11 +84,6 @@ class ManifestDesk:
         """Answers that are still owed."""
         return len(self._open) + len(self._publications)
 
-    def knows(self, session: SessionKey) -> bool:
-        """Whether a manifest of the session was written or read here."""
-        with self._lock:
-            return session in self._versions
-
     def publish(
         self,
         key: ManifestKey,

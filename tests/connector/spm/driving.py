@@ -58,6 +58,7 @@ class SpmDriver(TieredDriver):
                 | dict(inner_config or {}),
             },
             "traits": dict(traits),
+            "failed_load_wait_s": 1e-9,
             **(extra_config or {}),
         }
         super().__init__(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.connector.driving import STREAMS, hint
 from tests.connector.spm.driving import SpmDriver
-from tests.connector.spm.inner_connectors import CALLS, RAISING, STORE
+from tests.connector.spm.inner_connectors import CALLS, RAISING
 
 pytestmark = pytest.mark.vllm
 
@@ -63,9 +63,7 @@ def test_every_rank_has_its_share(inner: str, lag: dict[int, int]) -> None:
 
 
 def test_blocks_get_their_hash_once_the_last_rank_has_loaded() -> None:
-    with SpmDriver(
-        "SequenceToy", tensor_parallel_size=2, report_lag={1: 3}
-    ) as driver:
+    with SpmDriver("SequenceToy", tensor_parallel_size=2, report_lag={1: 3}) as driver:
         request = serve(driver)
         driver.ask("s", "offload")
         driver.empty_cache()
@@ -79,20 +77,15 @@ def test_blocks_get_their_hash_once_the_last_rank_has_loaded() -> None:
 
 
 def test_an_offload_ends_retention_only_once_saved() -> None:
-    with SpmDriver(
-        "SequenceToy", tensor_parallel_size=2, report_lag={1: 3}
-    ) as driver:
+    with SpmDriver("SequenceToy", tensor_parallel_size=2, report_lag={1: 3}) as driver:
         serve(driver)
-        # The prompt was saved with its last block, the context ends before.
         driver.spm.keys.clear()
-        next(iter(STORE.values())).clear()
-        driver.inner.storage.clear()
+        driver.inner.storage.clear()  # which the prompt has filled
         (result,) = driver.edit("s", {"type": "offload"})
         assert result["status"] == "accepted"
         driver.step(3)
         assert driver.manager.stats().protected_blocks == NUM_BLOCKS
         driver.engine.run_until_idle()
-        driver.step(1)
         assert driver.manager.stats().protected_blocks == 0
         assert len(driver.inner.storage) == 1
         driver.check_no_leak()
@@ -102,7 +95,7 @@ def test_a_prefetch_keeps_the_part_that_is_there(inner: str) -> None:
     with SpmDriver(inner, num_blocks=32) as driver:
         request = serve(driver)
         driver.ask("s", "offload")
-        driver.run("other", STREAMS[1][: 24 * 16])
+        driver.run("other", STREAMS[1][: 4 * 16])
         num_left = len(driver.resident(request))
         assert 0 < num_left < NUM_BLOCKS
         result = driver.ask("s", "prefetch")
@@ -399,4 +392,37 @@ def test_our_own_requests_are_forgotten() -> None:
         ours = {r for r in driver.inner.seen if r.startswith("sam-spm-")}
         assert ours
         assert ours <= driver.inner.ended
+        driver.check_no_leak()
+
+
+def test_without_sessions_a_load_that_fails_is_not_offered_again() -> None:
+    with SpmDriver(extra_config={"sam": "off"}) as driver:
+        driver.add("a", [*PROMPT, 7])
+        driver.engine.run_until_idle()
+        assert driver.scheduler.reset_prefix_cache()
+        RAISING.add("start_load_kv")
+        driver.add("b", [*PROMPT, 7], max_tokens=2)
+        driver.engine.run_until_idle(max_steps=100)
+        assert len(driver.engine.outputs["b"]) == 2
+        assert driver.inner.num_loads == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"async_scheduling": True}, {"pipeline_parallel_size": 2}],
+    ids=["async", "pipeline"],
+)
+def test_with_two_batches_in_flight(inner: str, options: dict[str, Any]) -> None:
+    with SpmDriver(inner, **options) as driver:
+        request = serve(driver)
+        driver.add("long", STREAMS[2][:50], max_tokens=200)
+        driver.step(3)
+        assert driver.ask("s", "offload")["status"] == "completed"
+        driver.run("taken", STREAMS[3][: 40 * 16])
+        assert len(driver.resident(request)) < NUM_BLOCKS
+        driver.add("long", STREAMS[2][:50], max_tokens=200)
+        driver.step(3)
+        result = driver.ask("s", "prefetch")
+        assert result["status"] == "completed", result
+        assert len(driver.resident(request)) == NUM_BLOCKS
         driver.check_no_leak()
