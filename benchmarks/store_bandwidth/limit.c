@@ -1,0 +1,155 @@
+/* Reads or writes values as fast as a program can: one thread and one connection per
+ * share of the keys, writev from and recv(MSG_WAITALL) into the values' own memory.
+ *
+ *   limit HOST PORT set|get SIZE CONNECTIONS DEPTH KEYS_FILE VALUES_FILE
+ *
+ * KEYS_FILE has one key per line; value i is bytes [i * SIZE, (i + 1) * SIZE) of
+ * VALUES_FILE. Prints the seconds from the first byte to the last, of the slowest
+ * connection. What was read is compared with VALUES_FILE afterwards.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_KEYS 65536
+
+static const char *host, *keys[MAX_KEYS];
+static int port, is_set, num_connections, depth, num_keys;
+static size_t size;
+static char *values, *buffers;
+static pthread_barrier_t ready;
+
+static void fail(const char *what) {
+  perror(what);
+  exit(1);
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static void write_all(int fd, struct iovec *iov, int count) {
+  while (count) {
+    ssize_t sent = writev(fd, iov, count);
+    if (sent < 0) fail("writev");
+    while (count && (size_t)sent >= iov->iov_len) {
+      sent -= iov->iov_len;
+      iov++, count--;
+    }
+    if (count) {
+      iov->iov_base = (char *)iov->iov_base + sent;
+      iov->iov_len -= sent;
+    }
+  }
+}
+
+static void read_all(int fd, char *to, size_t length) {
+  while (length) {
+    ssize_t got = recv(fd, to, length, MSG_WAITALL);
+    if (got <= 0) fail("recv");
+    to += got, length -= got;
+  }
+}
+
+static int dial(void) {
+  int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+  inet_pton(AF_INET, host, &address.sin_addr);
+  if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address)) fail("connect");
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  return fd;
+}
+
+static void send_set(int fd, int key) {
+  char head[256];
+  int length = snprintf(head, sizeof head, "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n",
+                        strlen(keys[key]), keys[key], size);
+  struct iovec iov[3] = {{head, length}, {values + key * size, size}, {"\r\n", 2}};
+  write_all(fd, iov, 3);
+}
+
+static void send_get(int fd, int key) {
+  char command[256];
+  int length = snprintf(command, sizeof command, "*2\r\n$3\r\nGET\r\n$%zu\r\n%s\r\n",
+                        strlen(keys[key]), keys[key]);
+  struct iovec iov = {command, length};
+  write_all(fd, &iov, 1);
+}
+
+static void receive(int fd, int key) {
+  char expected[32], got[32];
+  if (is_set) {
+    read_all(fd, got, 5);
+    if (memcmp(got, "+OK\r\n", 5)) fail("SET was refused");
+    return;
+  }
+  int length = snprintf(expected, sizeof expected, "$%zu\r\n", size);
+  read_all(fd, got, length);
+  if (memcmp(got, expected, length)) fail("GET found something else");
+  read_all(fd, buffers + key * size, size);
+  read_all(fd, got, 2);
+}
+
+static void *run(void *argument) {
+  int share = (int)(long)argument, fd = dial();
+  double *took = malloc(sizeof *took);
+  pthread_barrier_wait(&ready);
+  double start = now();
+  int asked = share;
+  for (int key = share; key < num_keys; key += num_connections) {
+    for (; asked < num_keys && asked < key + depth * num_connections;
+         asked += num_connections)
+      is_set ? send_set(fd, asked) : send_get(fd, asked);
+    receive(fd, key);
+  }
+  *took = now() - start;
+  close(fd);
+  return took;
+}
+
+int main(int argc, char **argv) {
+  if (argc != 9) return 2;
+  host = argv[1], port = atoi(argv[2]), is_set = !strcmp(argv[3], "set");
+  size = strtoull(argv[4], 0, 10), num_connections = atoi(argv[5]);
+  depth = atoi(argv[6]);
+  FILE *file = fopen(argv[7], "r");
+  char line[512];
+  while (file && num_keys < MAX_KEYS && fgets(line, sizeof line, file)) {
+    line[strcspn(line, "\n")] = 0;
+    keys[num_keys++] = strdup(line);
+  }
+  int fd = open(argv[8], O_RDONLY);
+  size_t total = size * num_keys;
+  values = mmap(0, total, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+  buffers = mmap(0, total, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (values == MAP_FAILED || buffers == MAP_FAILED) fail("mmap");
+  pthread_barrier_init(&ready, 0, num_connections);
+  pthread_t threads[64];
+  for (long i = 0; i < num_connections; i++) pthread_create(&threads[i], 0, run, (void *)i);
+  double slowest = 0;
+  for (int i = 0; i < num_connections; i++) {
+    void *took;
+    pthread_join(threads[i], &took);
+    if (*(double *)took > slowest) slowest = *(double *)took;
+  }
+  if (!is_set && memcmp(values, buffers, total)) {
+    fprintf(stderr, "wrong bytes\n");
+    return 1;
+  }
+  printf("%.9f\n", slowest);
+  return 0;
+}
