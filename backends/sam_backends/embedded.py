@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import importlib
 import os
+import re
 import shutil
 import socket
 import stat
@@ -34,8 +35,11 @@ _MAX_START_S = 10.0
 #: Of a unix socket's path, on Linux.
 _MAX_PATH_BYTES = 107
 
-#: What may stand in a URL.
-_SETTINGS = frozenset({"maxmemory", "maxmemory-policy"})
+#: What may stand in a URL, and what it looks like.
+_SETTINGS = {
+    "maxmemory": r"\d+([KMG](iB)?)?",
+    "maxmemory-policy": "noeviction|(allkeys|volatile)-(lru|lfu|random)|volatile-ttl",
+}
 
 #: Waits for its standard input to end, which it does with the process that holds the
 #: other end, however that ends; then it ends the server. It does not end on signals
@@ -186,13 +190,16 @@ def _stop_all() -> None:
 def _config(url: str) -> dict[str, str]:
     parts = urlsplit(url)
     config = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(config.keys() - _SETTINGS)
+    unknown = sorted(config.keys() - _SETTINGS.keys())
     if unknown or parts.netloc or parts.path.strip("/") not in ("", "embedded"):
         wrong = ", ".join(unknown) or parts.netloc or parts.path
         known = ", ".join(sorted(_SETTINGS))
         raise ConfigurationError(
             [f"store {url!r}: {wrong!r} is none of ?{known} of an embedded store"]
         )
+    for name, value in config.items():
+        if not re.fullmatch(_SETTINGS[name], value, re.IGNORECASE):
+            raise ConfigurationError([f"store {url!r}: {name} cannot be {value!r}"])
     # Valkey's "mb" is 2**20 bytes.
     return {name: value.lower().replace("ib", "b") for name, value in config.items()}
 

@@ -46,19 +46,11 @@ class _Value:
     expire_at: float
 
 
-@dataclass(slots=True)
-class _Manifest:
-    record: ManifestRecord
-    expire_at: float
-
-
 class MemoryData:
     """What stores of one name share. Thread-safe through ``lock``.
 
-    Manifests are never put out by values, but values by manifests.
-
     Args:
-        max_bytes: of all values and manifests together.
+        max_bytes: of all values together.
         now: monotonic seconds.
     """
 
@@ -70,11 +62,10 @@ class MemoryData:
         self.max_bytes = max_bytes
         self.now = now
         self.lock = threading.Lock()
-        self._num_value_bytes = 0
-        self._num_manifest_bytes = 0
+        self.num_bytes = 0
         # Least recently used first.
         self._values: dict[str, _Value] = {}
-        self._manifests: dict[str, _Manifest] = {}
+        self.manifests: dict[str, tuple[ManifestRecord, float]] = {}
 
     def find(self, name: str) -> _Value | None:
         """A value that lives; its order is unchanged."""
@@ -88,64 +79,21 @@ class MemoryData:
         self._values[name] = self._values.pop(name)
 
     def insert(self, name: str, value: _Value) -> bool:
-        """Puts a value into the place of others; False if there is none for it."""
-        known = self._values.pop(name, None)
-        self.num_bytes -= 0 if known is None else len(known.data)
-        has_room = self._make_room(len(value.data))
-        if not has_room and known is not None:
-            value = known
-        if has_room or known is not None:
-            self._values[name] = value
-            self.num_bytes += len(value.data)
-        return has_room
+        """Makes room for a value; False if there can be none."""
+        if len(value.data) > self.max_bytes:
+            return False
+        self.remove(name)
+        while self.num_bytes + len(value.data) > self.max_bytes:
+            self.remove(next(iter(self._values)))
+        self._values[name] = value
+        self.num_bytes += len(value.data)
+        return True
 
     def remove(self, name: str) -> bool:
         value = self._values.pop(name, None)
         if value is not None:
             self.num_bytes -= len(value.data)
         return value is not None
-
-    def find_manifest(self, name: str) -> _Manifest | None:
-        manifest = self._manifests.get(name)
-        if manifest is not None and manifest.expire_at <= self.now():
-            self._remove_manifest(name)
-            return None
-        return manifest
-
-    def insert_manifest(self, name: str, manifest: _Manifest) -> bool:
-        """The same for a manifest; its name counts, since a tombstone has no more."""
-        known = self._manifests.get(name)
-        num_bytes = _size_of(name, manifest)
-        if known is not None:
-            num_bytes -= _size_of(name, known)
-        if not self._make_room(num_bytes):
-            return False
-        self._manifests[name] = manifest
-        self.num_bytes += num_bytes
-        return True
-
-    def _make_room(self, num_bytes: int) -> bool:
-        if self.num_bytes + num_bytes > self.max_bytes:
-            self._remove_what_is_over()
-        num_kept = self.num_bytes - sum(len(v.data) for v in self._values.values())
-        if num_kept + num_bytes > self.max_bytes:
-            return False
-        while self.num_bytes + num_bytes > self.max_bytes:
-            self.remove(next(iter(self._values)))
-        return True
-
-    def _remove_what_is_over(self) -> None:
-        for name in list(self._manifests):
-            self.find_manifest(name)
-        for name in list(self._values):
-            self.find(name)
-
-    def _remove_manifest(self, name: str) -> None:
-        self.num_bytes -= _size_of(name, self._manifests.pop(name))
-
-
-def _size_of(name: str, manifest: _Manifest) -> int:
-    return len(name) + len(manifest.record.data)
 
 
 class MemoryStore(StoreBackend):
@@ -242,15 +190,13 @@ class MemoryStore(StoreBackend):
         error: StoreError | None = None
         outcomes = []
         for item in items:
-            if self._is_closed:
-                error = error or StoreUnavailable("the store is closed")
+            failure = _failure(deadline, is_closed=self._is_closed)
+            if failure is not None:
+                error = error or failure
                 outcomes.append(Outcome.FAILED)
-            elif time.monotonic() >= deadline:
-                error = error or StoreTimeout("the deadline has passed")
-                outcomes.append(Outcome.FAILED)
-            else:
-                with self._data.lock:
-                    outcomes.append(call(item))
+                continue
+            with self._data.lock:
+                outcomes.append(call(item))
         if error is None and Outcome.FULL in outcomes:
             error = StoreFull(f"a value exceeds {self._data.max_bytes} bytes")
         return BatchResult(outcomes, error)
@@ -261,6 +207,7 @@ class MemoryManifests(ManifestStore):
 
     def __init__(self, data: MemoryData) -> None:
         self._data = data
+        self._is_closed = False
 
     @override
     def write(
@@ -272,6 +219,8 @@ class MemoryManifests(ManifestStore):
         deadline: float,
     ) -> WriteOutcome:
         _check_ttl(ttl_s)
+        if self._failure(deadline) is not None:
+            return WriteOutcome.FAILED
         with self._data.lock:
             known = self._find(str(key))
             if known is not None and known.version >= record.version:
@@ -283,6 +232,9 @@ class MemoryManifests(ManifestStore):
     def read(
         self, key: ManifestKey, *, max_bytes: int, deadline: float
     ) -> ManifestRead:
+        failure = self._failure(deadline)
+        if failure is not None:
+            return ManifestRead(Outcome.FAILED, error=failure)
         with self._data.lock:
             record = self._find(str(key))
         if record is None or len(record.data) > max_bytes:
@@ -292,6 +244,8 @@ class MemoryManifests(ManifestStore):
     @override
     def touch(self, key: ManifestKey, *, ttl_s: float, deadline: float) -> Outcome:
         _check_ttl(ttl_s)
+        if self._failure(deadline) is not None:
+            return Outcome.FAILED
         with self._data.lock:
             record = self._find(str(key))
             if record is None:
@@ -303,7 +257,10 @@ class MemoryManifests(ManifestStore):
 
     @override
     def close(self) -> None:
-        """Nothing to end."""
+        self._is_closed = True
+
+    def _failure(self, deadline: float) -> StoreError | None:
+        return _failure(deadline, is_closed=self._is_closed)
 
     def _find(self, name: str) -> ManifestRecord | None:
         known = self._data.manifests.get(name)
@@ -340,6 +297,14 @@ def _size(text: str) -> int | None:
 def _check_ttl(ttl_s: float) -> None:
     if not ttl_s > 0 or not math.isfinite(ttl_s):
         raise ValueError(f"ttl_s must be more than 0 and finite; got {ttl_s}")
+
+
+def _failure(deadline: float, *, is_closed: bool) -> StoreError | None:
+    if is_closed:
+        return StoreUnavailable("the store is closed")
+    if time.monotonic() >= deadline:
+        return StoreTimeout("the deadline has passed")
+    return None
 
 
 def _there(is_there: bool) -> Outcome:

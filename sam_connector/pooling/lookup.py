@@ -82,11 +82,18 @@ class ExistenceCache:
 
     def answer(
         self, chunk: Chunk, is_there: bool | None, now: float, generation: int
-    ) -> None:
-        """The store has answered; ``None`` if it could not."""
-        if generation != self.generation:
-            return
+    ) -> bool:
+        """The store has answered; ``None`` if it could not.
+
+        Returns:
+            Whether that is news: an answer to a question of before ``clear``, or about
+            what was written or found missing since, is too old.
+        """
+        known = self._answers.get(chunk)
+        if generation != self.generation or known is None or known.is_there is not None:
+            return False
         self._set(chunk, bool(is_there), now)
+        return True
 
     def note_there(self, chunks: Iterable[Chunk], now: float) -> None:
         """They were just written, or read."""
@@ -102,6 +109,15 @@ class ExistenceCache:
         """Whether it is known to be there."""
         known = self._answers.get(chunk)
         return known is not None and known.is_there is True and now < known.expire_at
+
+    def was_there_since(self, chunk: Chunk, time_s: float) -> bool:
+        """Whether it was written, read or found at ``time_s`` or later."""
+        known = self._answers.get(chunk)
+        return (
+            known is not None
+            and known.is_there is True
+            and known.expire_at >= time_s + self._positive_ttl_s
+        )
 
     def clear(self) -> None:
         self.generation += 1

@@ -97,6 +97,7 @@ class SessionPoolingManager:
         self._events: deque[PoolEvent] = deque()
         self._is_asking = False
         self._is_closed = False
+        self._has_complained = False
         self._lookups = CallThread(
             "sam-lookup", clock, tick_s=_MAX_CLOSE_S, on_tick=lambda: None
         )
@@ -317,8 +318,14 @@ class SessionPoolingManager:
             )
             now = self._clock.now()
             with shared.lock:
-                for chunk, is_there in found.items():
-                    shared.answers.answer(chunk, is_there, now, generation)
+                missing = [
+                    chunk
+                    for chunk, is_there in found.items()
+                    if shared.answers.answer(chunk, is_there, now, generation)
+                    and is_there is False
+                ]
+                # The store may be another than it was: what is not there is nobody's.
+                shared.tracker.drop_chunks(missing)
                 shared.counts["lookups"] += len(found)
                 shared.counts["lookup_hits"] += sum(map(bool, found.values()))
                 failed = sum(is_there is None for is_there in found.values())
@@ -333,8 +340,18 @@ class SessionPoolingManager:
         """Whether all of a chunk's values are there; ``None`` if that is not known."""
         names = [key for of_chunk in keys.values() for key in of_chunk]
         deadline = time.monotonic() + max(timeout_s, 0.001)
-        outcomes = iter(call(names, deadline=deadline).outcomes)
-        answers: dict[Chunk, bool | None] = {}
+        answers: dict[Chunk, bool | None] = dict.fromkeys(keys)
+        try:
+            found = call(names, deadline=deadline).outcomes
+        except Exception:
+            # None that a store may raise; whoever asked is told all the same.
+            if not self._has_complained:
+                self._has_complained = True
+                logger.exception("the store raised an exception; others are not logged")
+            return answers
+        if len(found) != len(names):
+            return answers
+        outcomes = iter(found)
         for chunk, of_chunk in keys.items():
             seen = set(itertools.islice(outcomes, len(of_chunk)))
             answers[chunk] = None if Outcome.FAILED in seen else seen == {Outcome.DONE}
@@ -355,20 +372,28 @@ class SessionPoolingManager:
             return self._store.touch(names, ttl_s=ttl_s, deadline=deadline)
 
         found = self._all_done(keys, touch, self._config.call_timeout_s)
-        missing = [chunk for chunk, is_there in found.items() if is_there is False]
         with shared.lock:
+            missing = [
+                chunk
+                for chunk, is_there in found.items()
+                if is_there is False and not shared.answers.was_there_since(chunk, now)
+            ]
             shared.counts["refreshed"] += sum(map(bool, found.values()))
             shared.counts["refresh_missing"] += len(missing)
             # The store was emptied, or had no room: nothing is there to be kept.
             shared.tracker.drop_chunks(missing)
             shared.answers.note_missing(missing, now)
 
-    def _delete(self, names: Sequence[StoreKey]) -> None:
+    def _delete(self, names: Sequence[StoreKey]) -> str | None:
+        """Returns why not all of it was deleted."""
         for start in range(0, len(names), self._config.max_batch):
-            self._store.delete(
+            result = self._store.delete(
                 names[start : start + self._config.max_batch],
                 deadline=time.monotonic() + self._config.call_timeout_s,
             )
+            if Outcome.FAILED in result.outcomes:
+                return f"not all values were deleted: {result.error}"
+        return None
 
     # --- internals ----------------------------------------------------------------
 

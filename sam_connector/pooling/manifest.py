@@ -26,6 +26,9 @@ _HASH_BYTES = range(8, 513)
 _MAX_GROUPS = 64
 _MAX_ID_LENGTH = 4_096
 
+#: Scripts in stores calculate with doubles, which count no further.
+MAX_VERSION = (1 << 53) - 1
+
 
 class ManifestError(SamError, ValueError):
     """The bytes are not a manifest of the session that was asked for."""
@@ -100,6 +103,7 @@ class VersionClock:
     def next(self, session: SessionKey, now_s: float) -> int:
         """A version for what happens at ``now_s``, Unix seconds."""
         version = max(self._versions.get(session, 0) + 1, int(now_s * 1000))
+        version = min(version, MAX_VERSION)
         self.saw(session, version)
         return version
 
@@ -115,7 +119,11 @@ class VersionClock:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as bytes, with its checksum in front."""
+    """The manifest as bytes, with its checksum in front.
+
+    Raises:
+        ManifestError: hashes of one group differ in length.
+    """
     fields = {
         "format": _FORMAT,
         "tenant": manifest.session.tenant,
@@ -127,10 +135,7 @@ def encode(manifest: Manifest) -> bytes:
         # Joined: a list of so many small strings is slow to read and write.
         "contexts": [
             {
-                int(group_id): [
-                    len(hashes[0]) if hashes else _HASH_BYTES.start,
-                    b"".join(hashes),
-                ]
+                int(group_id): [_size_of(hashes), b"".join(hashes)]
                 for group_id, hashes in context.hashes.items()
             }
             for context in manifest.contexts
@@ -176,7 +181,7 @@ def _checked(fields: Any, expected: SessionKey, limits: ManifestLimits) -> Manif
     if session != expected:
         raise ManifestError("it is another session's")
     version, lease_until = fields["version"], fields["lease_until"]
-    if type(version) is not int or version < 0:
+    if type(version) is not int or not 0 <= version <= MAX_VERSION:
         raise ManifestError(f"version {version!r}")
     if type(lease_until) is not float or not 0 <= lease_until < float("inf"):
         raise ManifestError(f"lease until {lease_until!r}")
@@ -188,16 +193,19 @@ def _checked(fields: Any, expected: SessionKey, limits: ManifestLimits) -> Manif
     contexts = fields["contexts"]
     if type(contexts) is not list or len(contexts) > limits.max_contexts:
         raise ManifestError("too many contexts")
-    checked = [ManifestContext(_hashes(context)) for context in contexts]
-    num_blocks = sum(len(h) for c in checked for h in c.hashes.values())
+    # Counted before anything is made of them.
+    num_blocks = sum(len(j) // size for c in contexts for size, j in c.values())
     if num_blocks > limits.max_blocks:
         raise ManifestError(f"{num_blocks} blocks are too many")
-    parent = fields["parent"]
+    checked = [ManifestContext(_hashes(context)) for context in contexts]
+    parent = None if fields["parent"] is None else _session(fields["parent"])
+    if parent is not None and parent.tenant != session.tenant:
+        raise ManifestError("its parent is another tenant's")
     return Manifest(
         session=session,
         contexts=checked,
         block_sizes=block_sizes,
-        parent=None if parent is None else _session(parent),
+        parent=parent,
         lease_until=lease_until,
         version=version,
     )
@@ -209,6 +217,13 @@ def _session(pair: Any) -> SessionKey:
         if type(text) is not str or len(text) > _MAX_ID_LENGTH:
             raise ManifestError("a name is not text, or too long")
     return SessionKey(tenant, session_id)
+
+
+def _size_of(hashes: Sequence[BlockHash]) -> int:
+    sizes = set(map(len, hashes)) or {_HASH_BYTES.start}
+    if len(sizes) > 1:
+        raise ManifestError(f"hashes of one group have {sorted(sizes)} bytes")
+    return sizes.pop()
 
 
 def _hashes(context: Any) -> dict[GroupId, list[BlockHash]]:

@@ -8,13 +8,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sam_connector.core.types import GroupId, SessionKey
 from sam_connector.pooling.calls import CallThread
 from sam_connector.pooling.config import PoolingConfig
 from sam_connector.pooling.events import Ended, PoolEvent, Published, Recalled
 from sam_connector.pooling.manifest import (
+    MAX_VERSION,
     Manifest,
     ManifestContext,
     ManifestError,
@@ -119,21 +120,25 @@ class ManifestDesk:
             lambda ticket, reason: Recalled(ticket, None, reason),
         )
 
-    def end(self, key: ManifestKey, *, is_known: bool, also: Callable[[], None]) -> int:
+    def end(
+        self, key: ManifestKey, *, is_known: bool, also: Callable[[], str | None]
+    ) -> int:
         """Puts a tombstone in a manifest's place.
 
         Args:
             key: of the session that is over.
             is_known: there certainly is something to end.
-            also: made from the thread after it.
+            also: made from the thread after it; returns what went wrong.
         """
         with self._lock:
             version = self._versions.next(key.session, self._wall_clock())
 
         def end(ticket: int) -> Ended:
             ended = self._bury(ticket, key, version, is_known=is_known)
-            also()
-            return ended
+            reason = also()
+            return (
+                ended if ended.reason or not reason else replace(ended, reason=reason)
+            )
 
         return self._call(end, lambda ticket, reason: Ended(ticket, is_known, reason))
 
@@ -236,6 +241,9 @@ class ManifestDesk:
             deadline=self._deadline(),
         )
         self.counts["manifests_written"] += outcome is WriteOutcome.DONE
+        if outcome is WriteOutcome.OUTDATED:
+            # By a clock ahead of ours, perhaps: the next turn must be the later one.
+            self._read_record(publication.key)
         # What a newer turn has written, or the session's end, is what others should
         # see.
         if outcome in (WriteOutcome.DONE, WriteOutcome.OUTDATED):
@@ -262,6 +270,7 @@ class ManifestDesk:
             return Recalled(ticket)
         try:
             manifest = decode(read.record.data, key.session, self._config.manifest)
+            self._check_groups(manifest)
         except ManifestError as error:
             logger.warning("a manifest in the store is not usable: %s", error)
             self.counts["manifests_bad"] += 1
@@ -273,9 +282,12 @@ class ManifestDesk:
         self, ticket: int, key: ManifestKey, version: int, *, is_known: bool
     ) -> Ended:
         with self._lock:
-            # What was to be published is over as well.
-            publication = self._publications.pop(key.session, None)
-        if publication is not None:
+            # What was to be published before is over as well; a turn after it is not.
+            publication = self._publications.get(key.session)
+            is_over = publication is not None and publication.manifest.version < version
+            if is_over:
+                del self._publications[key.session]
+        if is_over:
             self._tell(Published(key.session, "the session has ended"))
         if self._manifests is None:
             return Ended(ticket, is_known)
@@ -284,9 +296,8 @@ class ManifestDesk:
         if not (is_known or is_there or read.outcome is Outcome.FAILED):
             return Ended(ticket)
         if read.record is not None:
-            version = max(version, read.record.version + 1)
-        with self._lock:
-            self._versions.saw(key.session, version)
+            version = min(MAX_VERSION, max(version, read.record.version + 1))
+        self._outrun(key.session, version)
         outcome = self._manifests.write(
             key,
             ManifestRecord(version, b""),
@@ -297,6 +308,23 @@ class ManifestDesk:
             reason = "the store did not take the session's end"
             return Ended(ticket, is_known or is_there, reason)
         return Ended(ticket, found=is_known or is_there)
+
+    def _outrun(self, session: SessionKey, version: int) -> None:
+        """A turn after the end stays the later one, whatever the end's version is."""
+        with self._lock:
+            self._versions.saw(session, version)
+            publication = self._publications.get(session)
+            if publication is not None and publication.manifest.version <= version:
+                publication.manifest = replace(
+                    publication.manifest,
+                    version=self._versions.next(session, self._wall_clock()),
+                )
+
+    def _check_groups(self, manifest: Manifest) -> None:
+        for context in manifest.contexts:
+            for group_id in context.hashes:
+                if group_id not in self._block_sizes:
+                    raise ManifestError(f"there is no group {group_id} here")
 
     def _deadline(self) -> float:
         return time.monotonic() + self._config.call_timeout_s

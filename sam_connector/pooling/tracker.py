@@ -43,12 +43,13 @@ class SessionKeyTracker:
             Sessions that were forgotten to make room.
         """
         known = self._chunks.pop(session, {})
-        self._chunks[session] = known
         for chunk in chunks:
             if chunk not in known:
                 known[chunk] = None
                 self._num_entries += 1
                 self._link(chunk, session)
+        if known:
+            self._chunks[session] = known
         forgotten = []
         while self._num_entries > self._max_entries and len(self._chunks) > 1:
             oldest = next(iter(self._chunks))
@@ -67,6 +68,8 @@ class SessionKeyTracker:
         for chunk in chunks:
             for session in list(self.sessions_of(chunk)):
                 del self._chunks[session][chunk]
+                if not self._chunks[session]:
+                    del self._chunks[session]
                 self._num_entries -= 1
                 self._unlink(chunk, session)
 
@@ -133,6 +136,8 @@ class SessionKeyTracker:
         backward = {(s, c) for c in self._sessions for s in self.sessions_of(c)}
         if forward != backward or len(forward) != self._num_entries:
             raise IntegrityError("sessions and their chunks disagree")
+        if not all(self._chunks.values()):
+            raise IntegrityError("a session without chunks is remembered")
         shared = sum(self.num_sessions(chunk) > 1 for chunk in self._sessions)
         if shared != self._num_shared:
             raise IntegrityError(f"{shared} chunks are shared, not {self._num_shared}")

@@ -1,11 +1,14 @@
-"""What waits to be moved between a store and host memory."""
+"""What waits to be moved to or from a store, in the order in which it should be.
+
+Bounded in entries and in bytes, fair between tenants; no threads and no clock.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sam_connector.core.types import SessionKey
@@ -13,36 +16,43 @@ from sam_connector.errors import IntegrityError
 
 
 class Priority(enum.IntEnum):
-    """Who goes first."""
+    """Which goes first: the lower."""
 
-    LOAD = 0  # a request waits for it
-    PREFETCH = 1  # a request is expected
-    WRITE = 2  # nobody waits
+    #: A request waits for it.
+    LOAD = 0
+    PREFETCH = 1
+    WRITE = 2
 
 
 class AdmissionStatus(enum.Enum):
     QUEUED = enum.auto()
-    #: The same was queued already; it is done once.
+    #: The same was queued already; it is moved once, for both.
     JOINED = enum.auto()
     REJECTED = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
+    """Whether a transfer is on its way; ``reason`` says why not."""
+
     status: AdmissionStatus
     reason: str | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.status is not AdmissionStatus.REJECTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One value to move.
+    """One value to be moved.
 
     Attributes:
-        priority: its class.
-        tenant: classes are fair between tenants.
-        session: who asked; ``None`` for a request that named none.
-        chunk: two transfers with the same are one.
-        num_bytes: for the bounds.
+        priority: how urgent it is.
+        tenant: on whose account.
+        session: whose evict cancels it; ``None`` if nobody's.
+        chunk: its identity; whatever has the same is the same transfer.
+        num_bytes: of all ranks together.
         payload: the caller's.
     """
 
@@ -54,34 +64,40 @@ class Transfer:
     payload: Any = None
 
 
-@dataclass(eq=False, slots=True)
-class _Entry:
-    transfer: Transfer
-    sessions: set[SessionKey | None]
-    is_live: bool = True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
+    """Attributes: what is queued, and what has become of all that was offered."""
+
     num_entries: int
     num_bytes: int
+    num_tenants: int
+    num_queued: int
+    num_joined: int
     num_rejected: int
+    num_cancelled: int
+    num_taken: int
 
 
-def _no_quota(tenant: str) -> int | None:
-    return None
+@dataclass(slots=True)
+class _Entry:
+    transfer: Transfer
+    #: Everybody who wants it; ``None`` for those without a session.
+    sessions: set[SessionKey | None]
+
+
+#: Tenants take turns: the first is next. Each one's chunks are in their order.
+_Lane = OrderedDict[str, dict[Hashable, None]]
 
 
 class TransferQueue:
-    """A bounded queue with classes, fair between the tenants of each.
-
-    Pure and not thread-safe. Full means refused, with the reason; nothing that was
-    accepted is ever dropped but by ``cancel``.
+    """The queue. One thread only.
 
     Args:
-        max_entries: bound on their number.
-        max_bytes: bound on their bytes.
-        quota: most bytes of a tenant in the queue; ``None`` for no bound of its own.
+        max_entries: most transfers at a time.
+        max_bytes: most bytes; a single transfer may be larger if it is alone.
+        quota: most bytes that a tenant may have queued; ``None`` for no limit.
+        merge: what becomes of two payloads (the queued one, the new one) of the same
+            chunk; the queued one stays by default.
     """
 
     def __init__(
@@ -89,19 +105,23 @@ class TransferQueue:
         *,
         max_entries: int,
         max_bytes: int,
-        quota: Callable[[str], int | None] = _no_quota,
+        quota: Callable[[str], int | None] | None = None,
+        merge: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._quota = quota
+        self._merge = merge
         self._entries: dict[Hashable, _Entry] = {}
-        # By class, then tenant; tenants in the order of their turns.
-        self._lanes: dict[Priority, dict[str, deque[_Entry]]] = {
-            priority: {} for priority in Priority
-        }
+        self._lanes: dict[Priority, _Lane] = {p: OrderedDict() for p in Priority}
+        self._by_session: dict[SessionKey, dict[Hashable, None]] = {}
+        self._tenant_bytes: dict[str, int] = {}
         self._num_bytes = 0
-        self._bytes_of: dict[str, int] = {}
+        self._num_queued = 0
+        self._num_joined = 0
         self._num_rejected = 0
+        self._num_cancelled = 0
+        self._num_taken = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -110,123 +130,169 @@ class TransferQueue:
         return chunk in self._entries
 
     def offer(self, transfer: Transfer) -> Admission:
-        """Queues a transfer, or joins it with one of the same chunk.
-
-        The one that is there keeps its payload, and moves up if this is more urgent.
-        """
-        known = self._entries.get(transfer.chunk)
-        if known is not None:
-            known.sessions.add(transfer.session)
-            if transfer.priority < known.transfer.priority:
-                self._move_up(known, transfer.priority)
+        """Queues a transfer, or joins it with the same one that waits."""
+        entry = self._entries.get(transfer.chunk)
+        if entry is not None:
+            self._join(entry, transfer)
+            self._num_joined += 1
             return Admission(AdmissionStatus.JOINED)
         reason = self._refusal(transfer)
         if reason is not None:
             self._num_rejected += 1
             return Admission(AdmissionStatus.REJECTED, reason)
-        entry = _Entry(transfer, {transfer.session})
-        self._entries[transfer.chunk] = entry
-        self._add_bytes(transfer, transfer.num_bytes)
-        self._lane(transfer).append(entry)
+        self._entries[transfer.chunk] = _Entry(transfer, set())
+        self._want(self._entries[transfer.chunk], transfer.session)
+        self._enter_lane(transfer)
+        self._num_bytes += transfer.num_bytes
+        self._tenant_bytes[transfer.tenant] = (
+            self._tenant_bytes.get(transfer.tenant, 0) + transfer.num_bytes
+        )
+        self._num_queued += 1
         return Admission(AdmissionStatus.QUEUED)
 
     def take(self, max_bytes: int) -> list[Transfer]:
-        """Takes what goes next, as much as fits; at least one if there is any."""
+        """Takes what is next, up to ``max_bytes``; one at least if there is any."""
         taken: list[Transfer] = []
         num_bytes = 0
-        for priority in Priority:
-            lanes = self._lanes[priority]
-            while lanes:
-                tenant, lane = next(iter(lanes.items()))
-                while lane and not lane[0].is_live:
-                    lane.popleft()
-                if not lane:
-                    del lanes[tenant]
-                    continue
-                transfer = lane[0].transfer
-                if taken and num_bytes + transfer.num_bytes > max_bytes:
-                    return taken
-                self._remove(lane.popleft())
-                taken.append(transfer)
-                num_bytes += transfer.num_bytes
-                # To the end: it is the next tenant's turn.
-                del lanes[tenant]
-                if lane:
-                    lanes[tenant] = lane
+        while (transfer := self._next()) is not None:
+            if taken and num_bytes + transfer.num_bytes > max_bytes:
+                break
+            self._rotate(transfer)
+            self._remove(transfer.chunk)
+            taken.append(transfer)
+            num_bytes += transfer.num_bytes
+        self._num_taken += len(taken)
         return taken
 
     def cancel(self, session: SessionKey) -> list[Transfer]:
-        """Takes out what only this session has asked for."""
+        """Takes out what this session alone wants."""
         cancelled = []
-        for entry in list(self._entries.values()):
-            if session in entry.sessions:
-                entry.sessions.discard(session)
-                if not entry.sessions:
-                    self._remove(entry)
-                    cancelled.append(entry.transfer)
+        for chunk in self._by_session.pop(session, ()):
+            entry = self._entries[chunk]
+            entry.sessions.discard(session)
+            if not entry.sessions:
+                cancelled.append(entry.transfer)
+                self._remove(chunk)
+        self._num_cancelled += len(cancelled)
         return cancelled
 
     def stats(self) -> QueueStats:
         return QueueStats(
             num_entries=len(self._entries),
             num_bytes=self._num_bytes,
+            num_tenants=len(self._tenant_bytes),
+            num_queued=self._num_queued,
+            num_joined=self._num_joined,
             num_rejected=self._num_rejected,
+            num_cancelled=self._num_cancelled,
+            num_taken=self._num_taken,
         )
-
-    def check_integrity(self) -> None:
-        """Raises ``IntegrityError`` if lanes, index and counts disagree."""
-        queued = [
-            entry
-            for lanes in self._lanes.values()
-            for lane in lanes.values()
-            for entry in lane
-            if entry.is_live
-        ]
-        if {id(e) for e in queued} != {id(e) for e in self._entries.values()}:
-            raise IntegrityError("lanes and index disagree")
-        if self._num_bytes != sum(e.transfer.num_bytes for e in queued):
-            raise IntegrityError("bytes in the queue")
-        if sum(self._bytes_of.values()) != self._num_bytes:
-            raise IntegrityError("bytes by tenant")
 
     def _refusal(self, transfer: Transfer) -> str | None:
         if len(self._entries) >= self._max_entries:
-            return f"{self._max_entries} transfers are waiting for the store"
-        if self._num_bytes + transfer.num_bytes > self._max_bytes:
-            return f"{self._num_bytes} bytes are waiting for the store"
-        quota = self._quota(transfer.tenant)
-        used = self._bytes_of.get(transfer.tenant, 0)
+            return f"the queue to the store is full: {self._max_entries} values"
+        total = self._num_bytes + transfer.num_bytes
+        if self._entries and total > self._max_bytes:
+            return f"the queue to the store is full: {self._max_bytes} bytes"
+        quota = self._quota(transfer.tenant) if self._quota else None
+        used = self._tenant_bytes.get(transfer.tenant, 0)
         if quota is not None and used + transfer.num_bytes > quota:
-            return f"{used} bytes of the tenant are waiting for the store"
+            return f"the tenant's share of the queue to the store is {quota} bytes"
         return None
 
-    def _lane(self, transfer: Transfer) -> deque[_Entry]:
-        return self._lanes[transfer.priority].setdefault(transfer.tenant, deque())
-
-    def _move_up(self, entry: _Entry, priority: Priority) -> None:
+    def _join(self, entry: _Entry, transfer: Transfer) -> None:
         old = entry.transfer
-        moved = Transfer(
-            priority=priority,
-            tenant=old.tenant,
-            session=old.session,
-            chunk=old.chunk,
-            num_bytes=old.num_bytes,
-            payload=old.payload,
-        )
-        entry.is_live = False
-        successor = _Entry(moved, entry.sessions)
-        self._entries[old.chunk] = successor
-        self._lane(moved).append(successor)
+        payload = old.payload
+        if self._merge is not None:
+            payload = self._merge(payload, transfer.payload)
+        priority = min(old.priority, transfer.priority)
+        entry.transfer = replace(old, priority=priority, payload=payload)
+        if priority is not old.priority:
+            self._leave_lane(old)
+            self._enter_lane(entry.transfer)
+        self._want(entry, transfer.session)
 
-    def _remove(self, entry: _Entry) -> None:
-        entry.is_live = False
-        del self._entries[entry.transfer.chunk]
-        self._add_bytes(entry.transfer, -entry.transfer.num_bytes)
+    def _want(self, entry: _Entry, session: SessionKey | None) -> None:
+        entry.sessions.add(session)
+        if session is not None:
+            self._by_session.setdefault(session, {})[entry.transfer.chunk] = None
 
-    def _add_bytes(self, transfer: Transfer, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        total = self._bytes_of.get(transfer.tenant, 0) + num_bytes
-        if total:
-            self._bytes_of[transfer.tenant] = total
+    def _next(self) -> Transfer | None:
+        for priority in Priority:
+            for chunks in self._lanes[priority].values():
+                return self._entries[next(iter(chunks))].transfer
+        return None
+
+    def _rotate(self, transfer: Transfer) -> None:
+        """The tenant has had its turn."""
+        self._lanes[transfer.priority].move_to_end(transfer.tenant)
+
+    def _enter_lane(self, transfer: Transfer) -> None:
+        lane = self._lanes[transfer.priority]
+        lane.setdefault(transfer.tenant, {})[transfer.chunk] = None
+
+    def _leave_lane(self, transfer: Transfer) -> None:
+        lane = self._lanes[transfer.priority]
+        del lane[transfer.tenant][transfer.chunk]
+        if not lane[transfer.tenant]:
+            del lane[transfer.tenant]
+
+    def _remove(self, chunk: Hashable) -> None:
+        entry = self._entries.pop(chunk)
+        transfer = entry.transfer
+        self._leave_lane(transfer)
+        for session in entry.sessions:
+            if session is not None:
+                del self._by_session[session][chunk]
+                if not self._by_session[session]:
+                    del self._by_session[session]
+        self._num_bytes -= transfer.num_bytes
+        left = self._tenant_bytes[transfer.tenant] - transfer.num_bytes
+        if left or any(transfer.tenant in lane for lane in self._lanes.values()):
+            self._tenant_bytes[transfer.tenant] = left
         else:
-            self._bytes_of.pop(transfer.tenant, None)
+            del self._tenant_bytes[transfer.tenant]
+
+    def check_integrity(self) -> None:
+        """Raises ``IntegrityError`` if the indexes and the sums disagree."""
+        lanes = {
+            chunk: (priority, tenant)
+            for priority, lane in self._lanes.items()
+            for tenant, chunks in lane.items()
+            for chunk in chunks
+        }
+        tenants: dict[str, int] = {}
+        for chunk, entry in self._entries.items():
+            transfer = entry.transfer
+            if lanes.get(chunk) != (transfer.priority, transfer.tenant):
+                raise IntegrityError(f"{chunk!r} waits in the wrong place")
+            if not entry.sessions:
+                raise IntegrityError(f"nobody wants {chunk!r}")
+            for session in entry.sessions - {None}:
+                if session and chunk not in self._by_session.get(session, {}):
+                    raise IntegrityError(f"{chunk!r} is not indexed by session")
+            tenants[transfer.tenant] = (
+                tenants.get(transfer.tenant, 0) + transfer.num_bytes
+            )
+        if len(lanes) != len(self._entries):
+            raise IntegrityError(f"{len(lanes)} waiting, {len(self._entries)} known")
+        for session, chunks in self._by_session.items():
+            if not chunks or not all(
+                chunk in self._entries and session in self._entries[chunk].sessions
+                for chunk in chunks
+            ):
+                raise IntegrityError(f"{session} is indexed for what it does not want")
+        if tenants != self._tenant_bytes or sum(tenants.values()) != self._num_bytes:
+            raise IntegrityError(f"{self._tenant_bytes} bytes counted, are {tenants}")
+        if any(not chunks for lane in self._lanes.values() for chunks in lane.values()):
+            raise IntegrityError("a tenant without transfers has a turn")
+
+
+__all__ = [
+    "Admission",
+    "AdmissionStatus",
+    "Priority",
+    "QueueStats",
+    "Transfer",
+    "TransferQueue",
+]

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 CONNECTOR_NAME = "SAMConnector"
 
+#: What ``kv_connector`` may name, and where that is.
+_CONNECTORS = {
+    CONNECTOR_NAME: "sam_connector.connector.facade",
+    "SPMConnector": "sam_connector.connector.spm.connector",
+}
+
 #: Name of the engine utility the API server calls.
 UTILITY_NAME = "sam_control"
 
@@ -25,10 +31,9 @@ def register() -> None:
     from vllm.v1.engine.core import EngineCore
 
     _share_log()
-    if CONNECTOR_NAME not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(
-            CONNECTOR_NAME, "sam_connector.connector.facade", CONNECTOR_NAME
-        )
+    for name, module in _CONNECTORS.items():
+        if name not in KVConnectorFactory._registry:
+            KVConnectorFactory.register_connector(name, module, name)
     if not hasattr(EngineCore, UTILITY_NAME):
         setattr(EngineCore, UTILITY_NAME, _control)
 

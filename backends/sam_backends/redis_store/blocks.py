@@ -1,9 +1,9 @@
 """Blocks in Redis: one string key each, with an exact life.
 
 A value that is written again is written over: it should have the same content by its
-name, but a damaged one must not stay. It keeps the longer of the two lives, in one step
-on the server and without another round trip: ``SET … KEEPTTL`` with ``PEXPIRE`` in a
-transaction, or a script.
+name, but a damaged one must not stay. It keeps the longer of the two lives. New values,
+the usual case, go with ``SET … NX PX``; what turns out to be there is sent once more
+and overwritten in a transaction or a script.
 """
 
 from __future__ import annotations

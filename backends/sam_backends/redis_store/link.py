@@ -20,9 +20,6 @@ from sam_backends.redis_store.runner import Argument, Reply
 #: Received at a time where small replies are expected.
 _REPLY_BYTES = 65_536
 
-#: And where a value may follow: what comes with its length is copied.
-_LENGTH_BYTES = 32
-
 #: Most buffers in one system call.
 _MAX_BUFFERS = 512
 
@@ -116,7 +113,9 @@ class Link:
 
     def receive_into(self, buffers: Sequence[memoryview], num_bytes: int) -> Reply:
         """A value of exactly ``num_bytes``: 1; ``None`` if it is not, or missing."""
-        line = self._line(_LENGTH_BYTES)
+        # Exactly the line that is expected, so that nothing of the value comes with it:
+        # what is received in one piece goes to aligned memory.
+        line = self._line(len(b"$%d\r\n" % num_bytes))
         if line[:1] == b"-":
             return error_of_reply(line[1:].decode("utf-8", "replace"))
         if line[:1] != b"$":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sam_connector.connector.metadata import (
     StoreDirection,
@@ -13,8 +13,21 @@ from sam_connector.connector.metadata import (
     StoreResult,
     StoreValue,
 )
+from sam_connector.connector.tier.session_directory import SessionDirectory
 from sam_connector.connector.tier.values import Value
-from sam_connector.core.slot_pool import Content, Slot
+from sam_connector.core.clock import Clock
+from sam_connector.core.slot_pool import Content, Slot, SlotPool
+from sam_connector.core.types import GroupId
+
+
+class SlotSide(Protocol):
+    """What the store's part of the tier needs of the rest; ``TierState`` has it."""
+
+    slots: SlotPool
+    clock: Clock
+    block_bytes: Mapping[GroupId, int]
+    directory: SessionDirectory
+    generation: int
 
 
 class TransferEnd(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sam_connector.connector.tier.state import TierState
+from sam_connector.connector.tier.store_jobs import SlotSide
 from sam_connector.connector.tier.values import ValueShape
 from sam_connector.core.slot_pool import Content
 from sam_connector.core.tiers import ContextBlocks
@@ -34,7 +34,7 @@ class StoreSessions:
     """
 
     def __init__(
-        self, state: TierState, spm: SessionPoolingManager, shape: ValueShape
+        self, state: SlotSide, spm: SessionPoolingManager, shape: ValueShape
     ) -> None:
         self._state = state
         self._spm = spm

@@ -15,9 +15,9 @@ from itertools import groupby
 
 from sam_connector.config import StoreConfig, StorePolicy
 from sam_connector.connector.metadata import StoreDirection, StoreJob, StoreResult
-from sam_connector.connector.tier.state import TierState
 from sam_connector.connector.tier.store_jobs import (
     RunningJob,
+    SlotSide,
     StoreJobTable,
     StoreTransfer,
     Waiter,
@@ -66,7 +66,7 @@ class StoreTier:
 
     def __init__(
         self,
-        state: TierState,
+        state: SlotSide,
         spm: SessionPoolingManager,
         shape: ValueShape,
         config: StoreConfig,

@@ -8,7 +8,7 @@ from typing import Any
 
 from sam_connector.connector.spm.tier import SpmTier
 from tests.connector.driving import TieredDriver
-from tests.connector.spm.inner_connectors import CALLS, RAISING
+from tests.connector.spm.inner_connectors import CALLS, LOADED, RAISING
 
 _MODULE = "tests.connector.spm.inner_connectors"
 _numbers = itertools.count()
@@ -47,6 +47,7 @@ class SpmDriver(TieredDriver):
     ) -> None:
         RAISING.clear()
         CALLS.clear()
+        LOADED.clear()
         storage = f"storage-{next(_numbers)}"
         if traits is None:
             traits = SEQUENCE_TRAITS if inner == "SequenceToy" else ASYNC_TRAITS

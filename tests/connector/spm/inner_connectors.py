@@ -12,7 +12,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 
-from tests.connector.toy_connector import ToyConnector
+from sam_connector.transfer.contract import Direction
+from tests.connector.toy_connector import ToyConnector, ToyMetadata
 
 #: Methods that raise, in either role.
 RAISING: set[str] = set()
@@ -20,6 +21,10 @@ RAISING: set[str] = set()
 CALLS: Counter[str] = Counter()
 #: By storage and tokens: rank and layer, and what was saved of it.
 STORE: dict[str, dict[tuple[int, ...], dict[tuple[int, str], torch.Tensor]]] = {}
+#: Requests whose end the next step reports.
+SENT: set[str] = set()
+#: Blocks that were loaded into.
+LOADED: list[int] = []
 
 
 def called(name: str) -> None:
@@ -31,6 +36,8 @@ def called(name: str) -> None:
 class FaultyToy(ToyConnector):
     """``ToyConnector``, which loads asynchronously, and some of whose methods raise."""
 
+    #: Goes on with the blocks of requests that are not the engine's.
+    lingers = False
     #: The answer to every look-up instead of what is there.
     answer: tuple[int | None, bool] | None = None
 
@@ -47,9 +54,26 @@ class FaultyToy(ToyConnector):
         called("build_connector_meta")
         return metadata
 
+    def request_finished_all_groups(
+        self, request: Any, block_ids: Any
+    ) -> tuple[bool, dict[str, Any] | None]:
+        delays, params = super().request_finished_all_groups(request, block_ids)
+        is_ours = request.request_id.startswith("sam-spm-")
+        return delays or (self.lingers and is_ours), params
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        called("start_load_kv")
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, ToyMetadata)
+        # A save that it forgets would hold its blocks for good.
+        if all(job.direction is Direction.LOAD for _, job in metadata.jobs):
+            called("start_load_kv")
         super().start_load_kv(forward_context, **kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        results.finished_sending |= SENT
+        SENT.clear()
+        return results
 
 
 class _Part(NamedTuple):
@@ -68,7 +92,7 @@ class SequenceToy(KVConnectorBase_V1):
 
     A small likeness of vLLM's ``ExampleConnector``, in memory, with the same habits: it
     asserts that what it is to load is scheduled, and loads nothing without attention
-    metadata.
+    metadata, unless told to: the ranks of these tests have none.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -76,6 +100,7 @@ class SequenceToy(KVConnectorBase_V1):
         extra = self._kv_transfer_config.kv_connector_extra_config
         self.storage = STORE.setdefault(extra["storage"], {})
         self.does_nothing = bool(extra.get("does_nothing"))
+        self.loads_without_metadata = bool(extra.get("loads_without_metadata"))
         self.block_size = vllm_config.cache_config.block_size
         self.rank = vllm_config.parallel_config.rank
         self.seen: list[str] = []
@@ -124,9 +149,11 @@ class SequenceToy(KVConnectorBase_V1):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         called("start_load_kv")
-        if not isinstance(forward_context.attn_metadata, dict) or self.does_nothing:
+        has_metadata = isinstance(forward_context.attn_metadata, dict)
+        if self.does_nothing or not (has_metadata or self.loads_without_metadata):
             return
         for part in self._parts(is_store=False):
+            LOADED.extend(part.block_ids[: len(part.tokens) // self.block_size])
             for name, cache in self._kv_caches.items():
                 saved = self.storage[part.tokens][self.rank, name]
                 cache[part.block_ids[: len(saved)]] = saved

@@ -8,7 +8,7 @@ import pytest
 
 from tests.connector.driving import STREAMS, hint
 from tests.connector.spm.driving import SpmDriver
-from tests.connector.spm.inner_connectors import CALLS, RAISING
+from tests.connector.spm.inner_connectors import CALLS, LOADED, RAISING, SENT
 
 pytestmark = pytest.mark.vllm
 
@@ -96,9 +96,12 @@ def test_a_prefetch_keeps_the_part_that_is_there(inner: str) -> None:
         request = serve(driver)
         driver.ask("s", "offload")
         driver.run("other", STREAMS[1][: 4 * 16])
-        num_left = len(driver.resident(request))
+        left = driver.resident(request)
+        num_left = len(left)
         assert 0 < num_left < NUM_BLOCKS
         result = driver.ask("s", "prefetch")
+        # A request may be reading what is there.
+        assert set(left).isdisjoint(LOADED)
         assert result["status"] == "completed", result
         assert result["blocks"]["already"] == num_left
         assert result["blocks"]["done"] == NUM_BLOCKS - num_left
@@ -311,6 +314,7 @@ def test_an_offload_whose_save_raises_keeps_the_session(method: str) -> None:
     with SpmDriver("SequenceToy") as driver:
         RAISING.add(method)
         serve(driver)
+        assert driver.spm.stats()["keys_tracked"] == 0
         driver.inner.storage.clear()
         result = driver.ask("s", "offload")
         assert result["status"] == "rejected"
@@ -425,4 +429,39 @@ def test_with_two_batches_in_flight(inner: str, options: dict[str, Any]) -> None
         result = driver.ask("s", "prefetch")
         assert result["status"] == "completed", result
         assert len(driver.resident(request)) == NUM_BLOCKS
+        driver.check_no_leak()
+
+
+def test_an_inner_connector_that_cannot_plan_is_not_called_again() -> None:
+    with SpmDriver() as driver:
+        driver.run("a", [*PROMPT, 7], agent_hint=hint("s"))
+        driver.empty_cache()
+        RAISING.add("build_connector_meta")
+        driver.run("b", [*PROMPT, 7])
+        RAISING.clear()
+        driver.empty_cache()
+        CALLS.clear()
+        driver.run("c", [*PROMPT, 7], agent_hint=hint("s"))
+        assert not CALLS
+        for kind in ("offload", "prefetch"):
+            assert driver.edit("s", {"type": kind})[0]["status"] == "unsupported"
+        assert driver.edit("s", {"type": "evict"})[0]["status"] == "completed"
+        driver.check_no_leak()
+
+
+def test_blocks_that_the_inner_connector_goes_on_reading_stay_pinned() -> None:
+    with SpmDriver() as driver:
+        request = serve(driver)
+        driver.ask("s", "offload")
+        driver.empty_cache()
+        driver.inner.lingers = True
+        assert driver.ask("s", "prefetch")["status"] == "completed"
+        assert driver.spm.stats()["gpu_pinned_blocks"]
+        assert len(driver.resident(request)) == NUM_BLOCKS
+        driver.step(3)
+        assert driver.spm.stats()["gpu_pinned_blocks"]
+        ours = f"sam-spm-{driver.connector._inner_scheduler._num_requests}"
+        SENT.add(ours)
+        driver.engine.run_until_idle()
+        assert not driver.spm.stats()["gpu_pinned_blocks"]
         driver.check_no_leak()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sam_connector.connector.tier.jobs import Job
-from sam_connector.connector.tier.state import NoSessions
+from sam_connector.connector.tier.session_directory import NoSessions
 from sam_connector.core.types import Zone
 from sam_connector.transfer.contract import Direction
 from tests.connector.tier.bench import BLOCK_BYTES, Bench, described

@@ -1,0 +1,101 @@
+"""The reference store keeps the contract, and its own bounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sam_backends.memory import (
+    MemoryData,
+    MemoryManifests,
+    MemoryStore,
+    open_store,
+)
+from sam_connector.core.clock import ManualClock
+from sam_connector.core.types import BlockHash, GroupId
+from sam_connector.errors import ConfigurationError, StoreFull
+from sam_connector.storage.conformance import BLOCK_CHECKS, MANIFEST_CHECKS
+from sam_connector.storage.key import StoreKey
+from sam_connector.storage.port import Entry, Outcome
+from sam_connector.storage.registry import StoreOptions
+
+
+def key(index: int) -> StoreKey:
+    block_hash = BlockHash(index.to_bytes(32, "big"))
+    return StoreKey("", "ab" * 16, GroupId(0), 0, block_hash)
+
+
+def soon() -> float:
+    return time.monotonic() + 5.0
+
+
+@pytest.mark.parametrize("check", BLOCK_CHECKS, ids=lambda check: check.__name__)
+def test_it_keeps_the_contract_for_blocks(check: Callable[..., None]) -> None:
+    data = MemoryData()
+    check(lambda: MemoryStore(data), time.sleep)
+
+
+@pytest.mark.parametrize("check", MANIFEST_CHECKS, ids=lambda check: check.__name__)
+def test_it_keeps_the_contract_for_manifests(check: Callable[..., None]) -> None:
+    data = MemoryData()
+    check(lambda: MemoryManifests(data), time.sleep)
+
+
+def test_what_was_used_least_recently_goes_first() -> None:
+    store = MemoryStore(MemoryData(max_bytes=300))
+    for index in range(3):
+        store.put(
+            [Entry(key(index), [memoryview(bytes(100))])], ttl_s=9, deadline=soon()
+        )
+    store.get([Entry(key(0), [memoryview(bytearray(100))])], deadline=soon())
+    store.put([Entry(key(3), [memoryview(bytes(100))])], ttl_s=9, deadline=soon())
+    found = store.exists([key(index) for index in range(4)], deadline=soon())
+    assert found.outcomes == [
+        Outcome.DONE,
+        Outcome.MISSING,
+        Outcome.DONE,
+        Outcome.DONE,
+    ]
+
+
+def test_a_value_that_exceeds_the_bound_is_refused_and_nothing_displaced() -> None:
+    store = MemoryStore(MemoryData(max_bytes=100))
+    store.put([Entry(key(0), [memoryview(bytes(50))])], ttl_s=9, deadline=soon())
+    large = Entry(key(1), [memoryview(bytes(101))])
+    result = store.put([large], ttl_s=9, deadline=soon())
+    assert result.outcomes == [Outcome.FULL]
+    assert isinstance(result.error, StoreFull)
+    assert store.exists([key(0)], deadline=soon()).outcomes == [Outcome.DONE]
+
+
+def test_time_may_be_another_s() -> None:
+    clock = ManualClock()
+    store = MemoryStore(MemoryData(now=clock.now))
+    store.put([Entry(key(0), [memoryview(b"x")])], ttl_s=10, deadline=soon())
+    clock.set(9.9)
+    assert store.exists([key(0)], deadline=soon()).outcomes == [Outcome.DONE]
+    clock.set(10.0)
+    assert store.exists([key(0)], deadline=soon()).outcomes == [Outcome.MISSING]
+
+
+def test_stores_of_one_name_are_one_and_others_are_not() -> None:
+    one, same = (open_store("memory://shared-by-two", StoreOptions()) for _ in "ab")
+    unnamed = open_store("memory://", StoreOptions())
+    one.blocks.put([Entry(key(7), [memoryview(b"x")])], ttl_s=9, deadline=soon())
+    assert same.blocks.exists([key(7)], deadline=soon()).outcomes == [Outcome.DONE]
+    missing = unnamed.blocks.exists([key(7)], deadline=soon())
+    assert missing.outcomes == [Outcome.MISSING]
+
+
+@pytest.mark.parametrize("query", ["max_bytes=lots", "size=1", "max_bytes="])
+def test_a_bad_url_says_what_is_wrong(query: str) -> None:
+    with pytest.raises(ConfigurationError, match=query.partition("=")[0]):
+        open_store(f"memory://?{query}", StoreOptions())
+
+
+def test_a_size_with_a_unit_is_the_bound() -> None:
+    opened: Any = open_store("memory://?max_bytes=2MiB", StoreOptions()).blocks
+    assert opened.capabilities.max_value_bytes == 2 << 20
