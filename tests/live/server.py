@@ -46,10 +46,22 @@ HELD_BY_TIER = (
     "jobs_in_flight",
     "operations_open",
     "queued_saves",
+    "store_jobs_in_flight",
+    "store_bytes_in_flight",
+    "store_queued",
+    "store_calls_open",
 )
 
 #: Gauges that return to zero by themselves.
-_BUSY = ("running_requests", "jobs_in_flight", "operations_open", "queued_saves")
+_BUSY = (
+    "running_requests",
+    "jobs_in_flight",
+    "operations_open",
+    "queued_saves",
+    "store_jobs_in_flight",
+    "store_queued",
+    "store_calls_open",
+)
 
 _SETTLE_S = 10.0
 _METRIC = re.compile(r"^([a-zA-Z_:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -193,6 +205,7 @@ def leak_check(server: LiveServer) -> None:
     """Free the sessions the test left, then assert that nothing is held any more."""
     wait_until_idle(server)
     free_all_sessions(server)
+    wait_until_idle(server)  # a store is told as well
     stats = server.stats()
     held = {name: stats[name] for name in HELD if stats[name]}
     held |= {name: stats[name] for name in HELD_BY_TIER if stats.get(name)}
