@@ -190,14 +190,14 @@ class TransferQueue:
 
     def _refusal(self, transfer: Transfer) -> str | None:
         if len(self._entries) >= self._max_entries:
-            return f"the queue to the store is full: {self._max_entries} values"
+            return f"{self._max_entries} transfers are waiting for the store"
         total = self._num_bytes + transfer.num_bytes
         if self._entries and total > self._max_bytes:
-            return f"the queue to the store is full: {self._max_bytes} bytes"
+            return f"{self._num_bytes} bytes are waiting for the store"
         quota = self._quota(transfer.tenant) if self._quota else None
         used = self._tenant_bytes.get(transfer.tenant, 0)
         if quota is not None and used + transfer.num_bytes > quota:
-            return f"the tenant's share of the queue to the store is {quota} bytes"
+            return f"{used} bytes of the tenant are waiting for the store"
         return None
 
     def _join(self, entry: _Entry, transfer: Transfer) -> None:

@@ -15,6 +15,9 @@ from tests.backends import servers
 from tests.backends.builders import OPTIONS
 from tests.backends.fault_proxy import FaultProxy
 
+#: Whoever asks for one of these needs a ``redis-server``.
+_NEED_REDIS = {"own_redis", "redis_7"}
+
 
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[EmbeddedServer]:
@@ -63,3 +66,9 @@ def manifests(proxy: FaultProxy) -> Iterator[ManifestStore]:
     assert opened.manifests is not None
     with closing(opened.manifests) as manifests:
         yield manifests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _NEED_REDIS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.redis)

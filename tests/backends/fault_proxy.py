@@ -12,6 +12,7 @@ it, it answers what a connection needs to be made, and nil to everything else.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -59,10 +60,8 @@ class Fault:
 
     def applies_to(self, command: Sequence[bytes]) -> bool:
         name = command[0].decode().upper()
-        if self.commands:
-            is_meant = name in self.commands
-        else:
-            is_meant = name not in _HANDSHAKE
+        named = self.commands
+        is_meant = name in named if named else name not in _HANDSHAKE
         has_key = not self.key or self.key in command
         return is_meant and has_key and self.times != 0
 
@@ -175,6 +174,9 @@ class FaultProxy:
             except OSError:
                 return
             self.num_connections += 1
+            if self._path is None:
+                # Replies are sent one by one; the kernel must not collect them.
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._run(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
@@ -276,10 +278,8 @@ class FaultProxy:
 
 def _shut(sock: socket.socket, *, close: bool = True) -> None:
     # A thread that waits for it wakes up by this and not by close().
-    try:
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     if close:
         sock.close()
 

@@ -133,8 +133,13 @@ def wait_until(is_true: Callable[[], bool], what: str) -> None:
 def redis_server(directory: Path, **config: str | int) -> Iterator[Server]:
     """Redis on TCP and a unix socket; ``config`` has ``_`` for ``-``."""
     port = free_port()
-    arguments = _arguments(port, config) + ["--unixsocket", "redis.sock"]
-    with _running(directory, arguments, port=port) as server:
+    arguments = [*_arguments(port, config), "--unixsocket", "redis.sock"]
+    password = str(config.get("requirepass", "")) or None
+
+    def admin() -> redis.Redis:
+        return redis.Redis(port=port, password=password)
+
+    with _running(directory, arguments, admin, port) as server:
         yield server
 
 
@@ -143,11 +148,13 @@ def tls_server(directory: Path, user: str, password: str) -> Iterator[Server]:
     """TLS and nothing else, for one user and no default user."""
     make_certificates(directory)
     port = free_port()
-    arguments = _arguments(0, {}) + [
+    arguments = [
+        *_arguments(0, {}),
         *("--tls-port", str(port), "--tls-auth-clients", "no"),
         *("--tls-cert-file", "server.crt", "--tls-key-file", "server.key"),
         *("--tls-ca-cert-file", "ca.crt"),
-        *("--user", f"{user} on >{password} ~* &* +@all", "--user", "default off"),
+        *("--user", user, "on", f">{password}", "~*", "&*", "+@all"),
+        *("--user", "default", "off"),
     ]
 
     def admin() -> redis.Redis:
@@ -312,15 +319,15 @@ def _running(
     server = Server(
         directory, arguments, admin or (lambda: redis.Redis(port=port)), port
     )
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.kill()
 
 
 def _is_complete(node: Server) -> bool:
-    info = node.do("CLUSTER", "INFO")
+    info = node.do("CLUSTER INFO")
     return (
         info["cluster_state"] == "ok"
         and int(info["cluster_known_nodes"]) == NUM_CLUSTER_NODES

@@ -34,7 +34,7 @@ def _tcp(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def _unix(directory: Path) -> Iterator[str]:
-    with servers.redis_server(directory, requirepass=_PASSWORD, port=0) as server:
+    with servers.redis_server(directory, requirepass=_PASSWORD) as server:
         yield f"unix://:{_QUOTED}@{server.socket_path}?db=2"
 
 

@@ -22,7 +22,7 @@ def with_store(url: str, **more: Any) -> LiveServer:
         "host_bytes": HOST_BYTES,
         "store": url,
         # The machine may be busy; what a deadline is for is tested where it is silent.
-        "store_lookup_timeout_s": 0.5,
+        "store_lookup_timeout_s": 2.0,
         "store_timeout_s": 1.0,
         "store_load_timeout_s": 3.0,
         **more.pop("config", {}),

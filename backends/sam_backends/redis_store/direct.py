@@ -28,6 +28,9 @@ from sam_connector.storage.port import Entry
 _AHEAD_BYTES = 512 << 10
 _MAX_AHEAD = 64
 
+#: Bytes that are written ahead of their replies, which are small.
+_WRITE_AHEAD_BYTES = 8 << 20
+
 #: Small commands that are sent before their replies are read. The replies fit in the
 #: sockets' buffers, so neither side waits for the other.
 _MAX_COMMANDS = 1_000
@@ -92,7 +95,10 @@ class DirectRunner(Runner):
                 sizes = [entry.num_bytes for entry in share]
                 num_ahead = 0
                 for position in range(len(replies), len(share)):
-                    while num_ahead and num_ahead + sizes[position] > _AHEAD_BYTES:
+                    while num_ahead and (
+                        num_ahead + sizes[position] > _WRITE_AHEAD_BYTES
+                        or position - len(replies) >= _MAX_COMMANDS
+                    ):
                         num_ahead -= sizes[len(replies)]
                         replies.append(put.receive(link))
                     link.send(put.commands(share[position], ttl_ms))
