@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import redis as redis_py
-from sam_backends.embedded import EmbeddedServer
 
+from sam_backends.embedded import EmbeddedServer
 from sam_connector.storage.key import StoreKey
 from tests.live.host_tier import edit
 from tests.live.server import LiveServer

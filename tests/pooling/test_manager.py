@@ -268,7 +268,7 @@ def test_so_many_calls_wait_and_more_are_refused() -> None:
 def test_whoever_waits_at_the_end_is_told() -> None:
     bench = Bench()
     bench.manifests.read = (  # type: ignore[method-assign]
-        lambda *args, **more: bench.store.gate.wait(0.5)  # type: ignore[assignment]
+        lambda *args, **more: bench.store.gate.wait(0.5)
     )
     bench.store.gate.clear()
     for name in "ab":

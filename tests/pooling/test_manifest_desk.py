@@ -163,6 +163,20 @@ def test_what_fails_once_and_is_replaced_is_not_written_after_all() -> None:
         assert found.contexts == [context(1, 2)]
 
 
+def test_a_turn_that_comes_while_the_last_is_being_written_is_written_too() -> None:
+    with Pool() as pool:
+        pool.manifests.gate.clear()
+        pool.publish(S, 1)
+        eventually(lambda: pool.manifests.num_writes == 1)
+        pool.publish(S, 1, 2)
+        pool.open_gates()
+
+        assert pool.events(1) == [Published(S)]
+        found = stored(pool)
+        assert found is not None
+        assert found.contexts == [context(1, 2)]
+
+
 def test_a_manifest_that_is_too_large_is_not_written() -> None:
     config = PoolingConfig(retry_s=0.001, manifest=ManifestLimits(max_bytes=500))
     with Pool(config) as pool:
@@ -424,6 +438,18 @@ def test_close_tells_everybody_who_waits_exactly_once() -> None:
         assert {e.ticket for e in events if not isinstance(e, Published)} == tickets
         late = pool.spm.recall(S)
         assert pool.event() == Recalled(late, None, "the engine ends")
+
+
+def test_a_call_that_returns_after_the_end_is_not_told_a_second_time() -> None:
+    with Pool(PoolingConfig(call_timeout_s=0.01)) as pool:
+        pool.manifests.gate.clear()
+        ticket = pool.spm.recall(S)
+        eventually(lambda: pool.manifests.num_reads == 1)
+        pool.spm.close()
+        pool.open_gates()
+        eventually(lambda: not pool.spm._calls._thread.is_alive())
+
+        assert pool.spm.take_events() == [Recalled(ticket, None, "the engine ends")]
 
 
 def test_a_store_without_manifests_has_no_sessions_and_refuses_none() -> None:

@@ -14,6 +14,9 @@ from sam_connector.pooling.events import Ended, Published, Recalled
 from sam_connector.pooling.manager import SessionPoolingManager
 from sam_connector.pooling.manifest import Manifest, ManifestContext
 
+#: Longest lease that is taken over from another engine; see ``Limits.max_ttl_s``.
+_MAX_LEASE_S = 3_600.0
+
 #: Told once: a session's manifest, or why there is none; neither if there just is none.
 OnRecalled = Callable[[Manifest | None, str | None], None]
 
@@ -88,7 +91,8 @@ class StoreSessions:
             for value in self._shape.values(group_id, hashes)
         ]
         self._spm.track(manifest.session, chunks)
-        lease_s = manifest.lease_until - time.time()
+        # Whoever wrote it may have said anything.
+        lease_s = min(manifest.lease_until - time.time(), _MAX_LEASE_S)
         if lease_s > 0:
             self._spm.set_lease(manifest.session, self._state.clock.now() + lease_s)
 
