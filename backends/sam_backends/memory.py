@@ -34,7 +34,7 @@ from sam_connector.storage.port import (
     StoreBackend,
     WriteOutcome,
 )
-from sam_connector.storage.registry import OpenStore, StoreOptions
+from sam_connector.storage.registry import OpenStore, StoreOptions, redact
 
 _DEFAULT_MAX_BYTES = 1 << 30
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -50,7 +50,7 @@ class MemoryData:
     """What stores of one name share. Thread-safe through ``lock``.
 
     Args:
-        max_bytes: of all values together.
+        max_bytes: of all values together, and again of all manifests with their names.
         now: monotonic seconds.
     """
 
@@ -66,6 +66,7 @@ class MemoryData:
         # Least recently used first.
         self._values: dict[str, _Value] = {}
         self.manifests: dict[str, tuple[ManifestRecord, float]] = {}
+        self._num_manifest_bytes = 0
 
     def find(self, name: str) -> _Value | None:
         """A value that lives; its order is unchanged."""
@@ -94,6 +95,37 @@ class MemoryData:
         if value is not None:
             self.num_bytes -= len(value.data)
         return value is not None
+
+    def find_manifest(self, name: str) -> ManifestRecord | None:
+        """One that lives."""
+        known = self.manifests.get(name)
+        if known is not None and known[1] <= self.now():
+            self.remove_manifest(name)
+            return None
+        return None if known is None else known[0]
+
+    def insert_manifest(
+        self, name: str, record: ManifestRecord, expire_at: float
+    ) -> bool:
+        """Writes one unless there is no room; those that live are not put out."""
+        num_bytes = len(name) + len(record.data)
+        num_freed = 0
+        if (known := self.find_manifest(name)) is not None:
+            num_freed = len(name) + len(known.data)
+        if self._num_manifest_bytes + num_bytes - num_freed > self.max_bytes:
+            for other in list(self.manifests):
+                self.find_manifest(other)
+        if self._num_manifest_bytes + num_bytes - num_freed > self.max_bytes:
+            return False
+        self.remove_manifest(name)
+        self.manifests[name] = record, expire_at
+        self._num_manifest_bytes += num_bytes
+        return True
+
+    def remove_manifest(self, name: str) -> None:
+        known = self.manifests.pop(name, None)
+        if known is not None:
+            self._num_manifest_bytes -= len(name) + len(known[0].data)
 
 
 class MemoryStore(StoreBackend):
@@ -138,9 +170,10 @@ class MemoryStore(StoreBackend):
             if value is None or len(value.data) != entry.num_bytes:
                 return Outcome.MISSING
             self._data.use(str(entry.key))
+            data = memoryview(value.data)
             start = 0
             for buffer in entry.buffers:
-                buffer[:] = value.data[start : start + len(buffer)]
+                buffer[:] = data[start : start + len(buffer)]
                 start += len(buffer)
             return Outcome.DONE
 
@@ -222,11 +255,12 @@ class MemoryManifests(ManifestStore):
         if self._failure(deadline) is not None:
             return WriteOutcome.FAILED
         with self._data.lock:
-            known = self._find(str(key))
+            known = self._data.find_manifest(str(key))
             if known is not None and known.version >= record.version:
                 return WriteOutcome.OUTDATED
-            self._data.manifests[str(key)] = record, self._data.now() + ttl_s
-        return WriteOutcome.DONE
+            expire_at = self._data.now() + ttl_s
+            fits = self._data.insert_manifest(str(key), record, expire_at)
+        return WriteOutcome.DONE if fits else WriteOutcome.FULL
 
     @override
     def read(
@@ -236,7 +270,7 @@ class MemoryManifests(ManifestStore):
         if failure is not None:
             return ManifestRead(Outcome.FAILED, error=failure)
         with self._data.lock:
-            record = self._find(str(key))
+            record = self._data.find_manifest(str(key))
         if record is None or len(record.data) > max_bytes:
             return ManifestRead(Outcome.MISSING)
         return ManifestRead(Outcome.DONE, record)
@@ -247,7 +281,7 @@ class MemoryManifests(ManifestStore):
         if self._failure(deadline) is not None:
             return Outcome.FAILED
         with self._data.lock:
-            record = self._find(str(key))
+            record = self._data.find_manifest(str(key))
             if record is None:
                 return Outcome.MISSING
             _, expire_at = self._data.manifests[str(key)]
@@ -262,20 +296,20 @@ class MemoryManifests(ManifestStore):
     def _failure(self, deadline: float) -> StoreError | None:
         return _failure(deadline, is_closed=self._is_closed)
 
-    def _find(self, name: str) -> ManifestRecord | None:
-        known = self._data.manifests.get(name)
-        if known is not None and known[1] <= self._data.now():
-            del self._data.manifests[name]
-            return None
-        return None if known is None else known[0]
-
 
 _stores: dict[str, MemoryData] = {}
+_stores_lock = threading.Lock()
 
 
 def open_store(url: str, options: StoreOptions) -> OpenStore:
-    """The store of the URL's name; an unnamed one is its own."""
-    parts = urlsplit(url)
+    """The store of the URL's name; an unnamed one is its own.
+
+    Whoever opens a name first decides how much it holds.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigurationError([f"store {redact(url)}: {error}"]) from error
     max_bytes = _DEFAULT_MAX_BYTES
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         size = _size(value) if name == "max_bytes" else None
@@ -283,9 +317,10 @@ def open_store(url: str, options: StoreOptions) -> OpenStore:
             raise ConfigurationError([f"store: {name}={value!r} in a memory:// URL"])
         max_bytes = size
     name = parts.netloc + parts.path
-    data = _stores.get(name) or MemoryData(max_bytes)
+    data = MemoryData(max_bytes)
     if name:
-        _stores[name] = data
+        with _stores_lock:
+            data = _stores.setdefault(name, data)
     return OpenStore(MemoryStore(data), MemoryManifests(data))
 
 

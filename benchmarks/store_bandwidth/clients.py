@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from benchmarks.store_bandwidth.workload import Workload
+from benchmarks.store_bandwidth.workload import Workload, WrongBytesError
 from sam_connector.storage.port import Entry, Outcome
 from sam_connector.storage.registry import StoreOptions, open_store
 
@@ -23,6 +23,9 @@ _TIMEOUT_S = 60.0
 #: Below it, values are asked for many at a time: one at a time is all latency.
 _PIPELINED_BELOW = 256 << 10
 _DEPTH = 16
+
+#: Large values are fastest to read one at a time, and to write a few ahead.
+_LARGE_SETS = 4
 
 
 class Client(ABC):
@@ -43,7 +46,7 @@ class Client(ABC):
 
 
 class Limit(Client):
-    """A C program that does nothing else; compiled here."""
+    """A C program that does nothing else; compiled here. It checks what it reads."""
 
     name = "limit"
     _binary: Path | None = None
@@ -51,6 +54,7 @@ class Limit(Client):
     def __init__(self, port: int, num_connections: int) -> None:
         self._port = port
         self._num_connections = num_connections
+        self._process: subprocess.Popen[str] | None = None
 
     @classmethod
     def compile(cls, folder: Path) -> None:
@@ -67,16 +71,38 @@ class Limit(Client):
     def get(self, workload: Workload) -> float:
         return self._run("get", workload)
 
+    @override
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
     def _run(self, operation: str, workload: Workload) -> float:
-        depth = _DEPTH if workload.size < _PIPELINED_BELOW else 1
+        if self._process is None:
+            self._process = self._started(workload)
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{operation}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer:
+            _, errors = process.communicate()
+            raise WrongBytesError(f"limit: {errors.strip()}")
+        return float(answer)
+
+    def _started(self, workload: Workload) -> subprocess.Popen[str]:
+        is_small = workload.size < _PIPELINED_BELOW
+        set_depth, get_depth = (_DEPTH, _DEPTH) if is_small else (_LARGE_SETS, 1)
         command = [
             str(self._binary),
-            *("127.0.0.1", str(self._port), operation, str(workload.size)),
-            *(str(self._num_connections), str(depth)),
+            *("127.0.0.1", str(self._port), str(workload.size)),
+            *(str(self._num_connections), str(set_depth), str(get_depth)),
             *(str(workload.keys_path), str(workload.values_path)),
         ]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        return float(done.stdout)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
 
 
 class Ours(Client):

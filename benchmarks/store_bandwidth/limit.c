@@ -1,11 +1,14 @@
-/* Reads or writes values as fast as a program can: one thread and one connection per
+/* Reads and writes values as fast as a program can: one thread and one connection per
  * share of the keys, writev from and recv(MSG_WAITALL) into the values' own memory.
  *
- *   limit HOST PORT set|get SIZE CONNECTIONS DEPTH KEYS_FILE VALUES_FILE
+ *   limit HOST PORT SIZE CONNECTIONS SET_DEPTH GET_DEPTH KEYS_FILE VALUES_FILE
  *
  * KEYS_FILE has one key per line; value i is bytes [i * SIZE, (i + 1) * SIZE) of
- * VALUES_FILE. Prints the seconds from the first byte to the last, of the slowest
- * connection. What was read is compared with VALUES_FILE afterwards.
+ * VALUES_FILE. For each line "set" or "get" on standard input it does that with all
+ * values and prints the seconds from the first byte to the last, of the slowest
+ * connection. What was read is compared with VALUES_FILE afterwards. Connections stay,
+ * as those of the other clients do; on each, so many commands are ahead of their
+ * replies.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -23,9 +26,11 @@
 #include <unistd.h>
 
 #define MAX_KEYS 65536
+#define MAX_CONNECTIONS 64
 
 static const char *host, *keys[MAX_KEYS];
-static int port, is_set, num_connections, depth, num_keys;
+static int port, is_set, num_connections, set_depth, get_depth, num_keys;
+static int links[MAX_CONNECTIONS];
 static size_t size;
 static char *values, *buffers;
 static pthread_barrier_t ready;
@@ -39,6 +44,13 @@ static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static char *memory(size_t length) {
+  char *at = mmap(0, length, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (at == MAP_FAILED) fail("mmap");
+  return at;
 }
 
 static void write_all(int fd, struct iovec *iov, int count) {
@@ -104,11 +116,11 @@ static void receive(int fd, int key) {
 }
 
 static void *run(void *argument) {
-  int share = (int)(long)argument, fd = dial();
+  int share = (int)(long)argument, fd = links[share];
   double *took = malloc(sizeof *took);
   pthread_barrier_wait(&ready);
   double start = now();
-  int asked = share;
+  int asked = share, depth = is_set ? set_depth : get_depth;
   for (int key = share; key < num_keys; key += num_connections) {
     for (; asked < num_keys && asked < key + depth * num_connections;
          asked += num_connections)
@@ -116,15 +128,29 @@ static void *run(void *argument) {
     receive(fd, key);
   }
   *took = now() - start;
-  close(fd);
   return took;
+}
+
+static double run_all(void) {
+  pthread_t threads[MAX_CONNECTIONS];
+  double slowest = 0;
+  for (long i = 0; i < num_connections; i++)
+    if (pthread_create(&threads[i], 0, run, (void *)i)) fail("pthread_create");
+  for (int i = 0; i < num_connections; i++) {
+    void *took;
+    pthread_join(threads[i], &took);
+    if (*(double *)took > slowest) slowest = *(double *)took;
+    free(took);
+  }
+  return slowest;
 }
 
 int main(int argc, char **argv) {
   if (argc != 9) return 2;
-  host = argv[1], port = atoi(argv[2]), is_set = !strcmp(argv[3], "set");
-  size = strtoull(argv[4], 0, 10), num_connections = atoi(argv[5]);
-  depth = atoi(argv[6]);
+  host = argv[1], port = atoi(argv[2]), size = strtoull(argv[3], 0, 10);
+  num_connections = atoi(argv[4]);
+  set_depth = atoi(argv[5]), get_depth = atoi(argv[6]);
+  if (num_connections < 1 || num_connections > MAX_CONNECTIONS) return 2;
   FILE *file = fopen(argv[7], "r");
   char line[512];
   while (file && num_keys < MAX_KEYS && fgets(line, sizeof line, file)) {
@@ -133,23 +159,26 @@ int main(int argc, char **argv) {
   }
   int fd = open(argv[8], O_RDONLY);
   size_t total = size * num_keys;
-  values = mmap(0, total, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
-  buffers = mmap(0, total, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (values == MAP_FAILED || buffers == MAP_FAILED) fail("mmap");
+  values = memory(total);
+  buffers = memory(total);
+  for (size_t done = 0; done < total;) {
+    ssize_t got = read(fd, values + done, total - done);
+    if (got <= 0) fail("read");
+    done += got;
+  }
+  close(fd);
   pthread_barrier_init(&ready, 0, num_connections);
-  pthread_t threads[64];
-  for (long i = 0; i < num_connections; i++) pthread_create(&threads[i], 0, run, (void *)i);
-  double slowest = 0;
-  for (int i = 0; i < num_connections; i++) {
-    void *took;
-    pthread_join(threads[i], &took);
-    if (*(double *)took > slowest) slowest = *(double *)took;
+  for (int i = 0; i < num_connections; i++) links[i] = dial();
+  while (fgets(line, sizeof line, stdin)) {
+    is_set = !strcmp(line, "set\n");
+    if (!is_set) memset(buffers, 0, total);
+    double took = run_all();
+    if (!is_set && memcmp(values, buffers, total)) {
+      fprintf(stderr, "wrong bytes\n");
+      return 1;
+    }
+    printf("%.9f\n", took);
+    fflush(stdout);
   }
-  if (!is_set && memcmp(values, buffers, total)) {
-    fprintf(stderr, "wrong bytes\n");
-    return 1;
-  }
-  printf("%.9f\n", slowest);
   return 0;
 }

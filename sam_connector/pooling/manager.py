@@ -36,6 +36,9 @@ _TICK_S = 0.25
 
 _MAX_CLOSE_S = 2.0
 
+#: Of values that are refreshed in one go.
+_MAX_BATCHES = 16
+
 
 @dataclass(slots=True)
 class _Shared:
@@ -358,14 +361,20 @@ class SessionPoolingManager:
         return answers
 
     def _refresh(self) -> None:
-        """Keep-alive: what is due by now."""
+        """Keep-alive: what is due by now, but no more than keeps others waiting."""
+        for _ in range(_MAX_BATCHES):
+            if not self._refresh_batch():
+                return
+
+    def _refresh_batch(self) -> bool:
+        """Returns whether more may be due."""
         shared = self._shared
         now = self._clock.now()
         with shared.lock:
             chunks = shared.keep_alive.due(now, self._config.max_batch)
             keys = {chunk: shared.keys.keys(chunk) for chunk in chunks}
         if not chunks:
-            return
+            return False
 
         def touch(names: Sequence[StoreKey], *, deadline: float) -> BatchResult:
             ttl_s = self._config.ttl_s
@@ -383,6 +392,7 @@ class SessionPoolingManager:
             # The store was emptied, or had no room: nothing is there to be kept.
             shared.tracker.drop_chunks(missing)
             shared.answers.note_missing(missing, now)
+        return len(chunks) == self._config.max_batch
 
     def _delete(self, names: Sequence[StoreKey]) -> str | None:
         """Returns why not all of it was deleted."""

@@ -15,11 +15,16 @@ from sam_backends.memory import (
     open_store,
 )
 from sam_connector.core.clock import ManualClock
-from sam_connector.core.types import BlockHash, GroupId
+from sam_connector.core.types import BlockHash, GroupId, SessionKey
 from sam_connector.errors import ConfigurationError, StoreFull
 from sam_connector.storage.conformance import BLOCK_CHECKS, MANIFEST_CHECKS
-from sam_connector.storage.key import StoreKey
-from sam_connector.storage.port import Entry, Outcome
+from sam_connector.storage.key import ManifestKey, StoreKey
+from sam_connector.storage.port import (
+    Entry,
+    ManifestRecord,
+    Outcome,
+    WriteOutcome,
+)
 from sam_connector.storage.registry import StoreOptions
 
 
@@ -61,6 +66,23 @@ def test_what_was_used_least_recently_goes_first() -> None:
     ]
 
 
+def test_touch_is_use_and_exists_is_not() -> None:
+    store = MemoryStore(MemoryData(max_bytes=300))
+    for index in range(3):
+        entry = Entry(key(index), [memoryview(bytes(100))])
+        store.put([entry], ttl_s=9, deadline=soon())
+    store.touch([key(0)], ttl_s=1, deadline=soon())
+    store.exists([key(1)], deadline=soon())
+    store.put([Entry(key(3), [memoryview(bytes(200))])], ttl_s=9, deadline=soon())
+    found = store.exists([key(index) for index in range(4)], deadline=soon())
+    assert found.outcomes == [
+        Outcome.DONE,
+        Outcome.MISSING,
+        Outcome.MISSING,
+        Outcome.DONE,
+    ]
+
+
 def test_a_value_that_exceeds_the_bound_is_refused_and_nothing_displaced() -> None:
     store = MemoryStore(MemoryData(max_bytes=100))
     store.put([Entry(key(0), [memoryview(bytes(50))])], ttl_s=9, deadline=soon())
@@ -88,6 +110,54 @@ def test_stores_of_one_name_are_one_and_others_are_not() -> None:
     assert same.blocks.exists([key(7)], deadline=soon()).outcomes == [Outcome.DONE]
     missing = unnamed.blocks.exists([key(7)], deadline=soon())
     assert missing.outcomes == [Outcome.MISSING]
+
+
+def write(
+    manifests: MemoryManifests, name: str, version: int, num_bytes: int, ttl_s: float
+) -> WriteOutcome:
+    return manifests.write(
+        ManifestKey(SessionKey("", name), "ab" * 16),
+        ManifestRecord(version, bytes(num_bytes)),
+        ttl_s=ttl_s,
+        deadline=soon(),
+    )
+
+
+def test_manifests_have_a_bound_too_and_are_not_put_out() -> None:
+    manifests = MemoryManifests(MemoryData(max_bytes=500))
+    assert write(manifests, "a", 1, 300, 9) is WriteOutcome.DONE
+    assert write(manifests, "b", 1, 300, 9) is WriteOutcome.FULL
+    assert write(manifests, "a", 2, 301, 9) is WriteOutcome.DONE
+    assert write(manifests, "a", 3, 501, 9) is WriteOutcome.FULL
+    key = ManifestKey(SessionKey("", "a"), "ab" * 16)
+    read = manifests.read(key, max_bytes=500, deadline=soon())
+    assert read.record == ManifestRecord(2, bytes(301))
+
+
+def test_manifests_whose_time_is_over_leave_their_room() -> None:
+    clock = ManualClock()
+    data = MemoryData(max_bytes=10_000, now=clock.now)
+    manifests = MemoryManifests(data)
+    for turn in range(1_000):
+        assert write(manifests, f"s{turn}", 1, 0, 10) is WriteOutcome.DONE
+        clock.advance(1)
+    assert len(data.manifests) < 100
+
+
+def test_a_value_written_again_counts_once() -> None:
+    data = MemoryData(max_bytes=300)
+    store = MemoryStore(data)
+    for size in (200, 100, 250):
+        entry = Entry(key(0), [memoryview(bytes(size))])
+        assert store.put([entry], ttl_s=9, deadline=soon()).outcomes == [Outcome.DONE]
+        assert data.num_bytes == size
+    store.delete([key(0)], deadline=soon())
+    assert data.num_bytes == 0
+
+
+def test_a_url_that_cannot_be_read_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError, match="Invalid"):
+        open_store("memory://[", StoreOptions())
 
 
 @pytest.mark.parametrize("query", ["max_bytes=lots", "size=1", "max_bytes="])

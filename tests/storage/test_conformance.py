@@ -1,116 +1,72 @@
-"""The checks can fail: stores that are wrong in one way each are caught."""
+"""The checks can fail: a store that is wrong in one way is caught by its check."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-
 import pytest
-from typing_extensions import override
 
-from sam_backends.memory import MemoryData, MemoryStore
-from sam_connector.storage.conformance import BLOCK_CHECKS, check_backend
-from sam_connector.storage.key import StoreKey
-from sam_connector.storage.port import BatchResult, Entry, Outcome
+from sam_backends.memory import MemoryData, MemoryManifests, MemoryStore
+from sam_connector.core.clock import ManualClock
+from sam_connector.storage.conformance import (
+    BLOCK_CHECKS,
+    MANIFEST_CHECKS,
+    check_backend,
+    check_manifests,
+)
+from tests.storage import wrong_manifests, wrong_stores
 
+BLOCKS = {check.__name__: check for check in BLOCK_CHECKS}
+MANIFESTS = {check.__name__: check for check in MANIFEST_CHECKS}
 
-class ShortensLives(MemoryStore):
-    @override
-    def touch(
-        self, keys: Sequence[StoreKey], *, ttl_s: float, deadline: float
-    ) -> BatchResult:
-        result = super().touch(keys, ttl_s=ttl_s, deadline=deadline)
-        for key in keys:
-            value = self._data.find(str(key))
-            if value is not None:
-                value.expire_at = self._data.now() + ttl_s
-        return result
+Blocks = type[MemoryStore]
+Manifests = type[MemoryManifests]
 
 
-class ForgetsTheLast(MemoryStore):
-    @override
-    def put(
-        self, entries: Sequence[Entry], *, ttl_s: float, deadline: float
-    ) -> BatchResult:
-        super().put(entries[:-1], ttl_s=ttl_s, deadline=deadline)
-        return BatchResult([Outcome.DONE] * len(entries))
+class Bench:
+    """Data, and a clock that passes as the checks want it to."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.data = MemoryData(now=self.clock.now)
 
 
-class MixesUpOrder(MemoryStore):
-    @override
-    def exists(self, keys: Sequence[StoreKey], *, deadline: float) -> BatchResult:
-        result = super().exists(keys, deadline=deadline)
-        return BatchResult(sorted(result.outcomes, key=lambda o: o.value), result.error)
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
 
 
-class LivesForEver(MemoryStore):
-    @override
-    def put(
-        self, entries: Sequence[Entry], *, ttl_s: float, deadline: float
-    ) -> BatchResult:
-        return super().put(entries, ttl_s=max(ttl_s, 3_600), deadline=deadline)
+def test_all_checks_pass_on_a_store_that_is_right(bench: Bench) -> None:
+    """Also with a clock of its own."""
+    check_backend(lambda: MemoryStore(bench.data), sleep=bench.clock.advance)
+    check_manifests(lambda: MemoryManifests(bench.data), sleep=bench.clock.advance)
 
 
-class LookingIsUsing(MemoryStore):
-    @override
-    def exists(self, keys: Sequence[StoreKey], *, deadline: float) -> BatchResult:
-        return super().touch(keys, ttl_s=3_600, deadline=deadline)
+@pytest.mark.parametrize(("kind", "name"), wrong_stores.WRONG)
+def test_a_wrong_store_is_caught(kind: Blocks, name: str, bench: Bench) -> None:
+    with pytest.raises((AssertionError, IndexError)):
+        BLOCKS[name](lambda: kind(bench.data), bench.clock.advance)
 
 
-class KnowsNoTenant(MemoryStore):
-    @override
-    def get(self, entries: Sequence[Entry], *, deadline: float) -> BatchResult:
-        return super().get(
-            [Entry(e.key._replace(tenant=""), e.buffers) for e in entries],
-            deadline=deadline,
-        )
-
-    @override
-    def put(
-        self, entries: Sequence[Entry], *, ttl_s: float, deadline: float
-    ) -> BatchResult:
-        return super().put(
-            [Entry(e.key._replace(tenant=""), e.buffers) for e in entries],
-            ttl_s=ttl_s,
-            deadline=deadline,
-        )
-
-
-class IgnoresDeadlines(MemoryStore):
-    @override
-    def get(self, entries: Sequence[Entry], *, deadline: float) -> BatchResult:
-        return super().get(entries, deadline=time.monotonic() + 60)
-
-
-class RaisesAfterClose(MemoryStore):
-    @override
-    def get(self, entries: Sequence[Entry], *, deadline: float) -> BatchResult:
-        if self._is_closed:
-            raise RuntimeError("closed")
-        return super().get(entries, deadline=deadline)
-
-
-WRONG = [
-    ShortensLives,
-    ForgetsTheLast,
-    MixesUpOrder,
-    LivesForEver,
-    LookingIsUsing,
-    KnowsNoTenant,
-    IgnoresDeadlines,
-    RaisesAfterClose,
-]
-
-
-@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
-def test_a_store_that_is_wrong_is_caught(
-    kind: Callable[[MemoryData], MemoryStore],
+@pytest.mark.parametrize(("kind", "name"), wrong_manifests.WRONG)
+def test_a_wrong_store_of_manifests_is_caught(
+    kind: Manifests, name: str, bench: Bench
 ) -> None:
-    data = MemoryData()
-    with pytest.raises((AssertionError, RuntimeError)):
-        check_backend(lambda: kind(data))
+    with pytest.raises(AssertionError):
+        MANIFESTS[name](lambda: kind(bench.data), bench.clock.advance)
 
 
-def test_every_check_has_a_name_of_its_own() -> None:
-    names = [check.__name__ for check in BLOCK_CHECKS]
-    assert len(set(names)) == len(names)
+def test_the_whole_suite_catches_what_a_check_does(bench: Bench) -> None:
+    with pytest.raises(AssertionError):
+        check_backend(
+            lambda: wrong_stores.MixesUpOrder(bench.data), sleep=bench.clock.advance
+        )
+    with pytest.raises(AssertionError):
+        check_manifests(
+            lambda: wrong_manifests.TheLastWins(bench.data), sleep=bench.clock.advance
+        )
+
+
+def test_every_check_has_a_name_and_a_store_that_it_catches() -> None:
+    assert len(BLOCKS) == len(BLOCK_CHECKS)
+    assert len(MANIFESTS) == len(MANIFEST_CHECKS)
+    assert {name for _, name in wrong_stores.WRONG} == set(BLOCKS)
+    assert {name for _, name in wrong_manifests.WRONG} == set(MANIFESTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from typing_extensions import override
@@ -20,6 +20,7 @@ from sam_connector.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from sam_connector.storage.conformance import BLOCK_CHECKS, MANIFEST_CHECKS
 from sam_connector.storage.guard import (
     BreakerState,
     CircuitBreaker,
@@ -45,6 +46,7 @@ class Flaky(MemoryStore):
         super().__init__(MemoryData())
         self.error: StoreError | None = None
         self.raises = False
+        self.gives_no_reason = False
         self.num_calls = 0
 
     @override
@@ -52,6 +54,8 @@ class Flaky(MemoryStore):
         self.num_calls += 1
         if self.raises:
             raise RuntimeError("a backend that breaks its contract")
+        if self.gives_no_reason:
+            return BatchResult([Outcome.FAILED] * len(keys))
         if self.error is None:
             return super().exists(keys, deadline=deadline)
         kind = Outcome.FULL if isinstance(self.error, StoreFull) else Outcome.FAILED
@@ -59,8 +63,8 @@ class Flaky(MemoryStore):
 
 
 class Bench:
-    def __init__(self) -> None:
-        self.clock = ManualClock()
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock()
         self.breaker = CircuitBreaker("redis://host", self.clock)
         self.backend = Flaky()
         self.store = GuardedStore(self.backend, self.breaker)
@@ -128,8 +132,17 @@ def test_pauses_grow_up_to_a_bound() -> None:
     assert max(pauses) < 10.1
 
 
+class SlowClock(ManualClock):
+    """Lets other threads run whenever it is asked."""
+
+    @override
+    def now(self) -> float:
+        time.sleep(0.002)
+        return super().now()
+
+
 def test_of_many_threads_one_is_let_through() -> None:
-    bench = Bench()
+    bench = Bench(SlowClock())
     bench.break_it()
     bench.clock.advance(60.0)
     go, allowed = threading.Barrier(8), []
@@ -151,6 +164,21 @@ def test_wrong_credentials_open_it_at_once() -> None:
     bench.backend.error = StoreDenied("WRONGPASS")
     bench.ask()
     assert bench.state is BreakerState.OPEN
+
+
+def test_wrong_credentials_and_then_another_failure() -> None:
+    """One failure is enough to go on waiting, though fewer than three in a row."""
+    bench = Bench()
+    bench.backend.error = StoreDenied("WRONGPASS")
+    bench.ask()
+    bench.backend.error = DOWN
+    bench.clock.advance(60.0)
+    bench.ask()
+    assert bench.state is BreakerState.OPEN
+    bench.backend.error = None
+    bench.clock.advance(60.0)
+    bench.ask()
+    assert bench.state is BreakerState.CLOSED
 
 
 def test_a_store_that_is_full_is_in_service() -> None:
@@ -207,3 +235,116 @@ def test_manifests_share_the_breaker() -> None:
     assert write() is WriteOutcome.FAILED
     assert manifests.read(key, max_bytes=9, deadline=deadline).outcome is Outcome.FAILED
     assert manifests.touch(key, ttl_s=9, deadline=deadline) is Outcome.FAILED
+
+
+def test_manifests_that_fail_open_it_too() -> None:
+    bench = Bench()
+    backend = MemoryManifests(MemoryData())
+    manifests = GuardedManifests(backend, bench.breaker)
+    key, deadline = ManifestKey(SessionKey("", "s"), "ab"), time.monotonic() + 5
+    backend.close()
+    assert manifests.touch(key, ttl_s=9, deadline=deadline) is Outcome.FAILED
+    manifests.read(key, max_bytes=9, deadline=deadline)
+    assert bench.state is BreakerState.CLOSED
+    record = ManifestRecord(1, b"x")
+    manifests.write(key, record, ttl_s=9, deadline=deadline)
+    assert bench.state is BreakerState.OPEN
+    read = manifests.read(key, max_bytes=9, deadline=deadline)
+    assert isinstance(read.error, StoreUnavailable)
+
+
+def test_an_empty_batch_proves_nothing() -> None:
+    bench = Bench()
+    bench.break_it()
+    bench.clock.advance(60.0)
+    num_calls = bench.backend.num_calls
+    assert bench.store.exists([], deadline=time.monotonic() + 5).outcomes == []
+    assert bench.backend.num_calls == num_calls
+    assert bench.state is BreakerState.OPEN
+
+
+def test_a_caller_s_mistake_is_not_the_store_s() -> None:
+    bench = Bench()
+    deadline = time.monotonic() + 5
+    for _ in range(5):
+        with pytest.raises(ValueError, match="ttl_s"):
+            bench.store.touch([KEY], ttl_s=0, deadline=deadline)
+    assert bench.state is BreakerState.CLOSED
+    bench.break_it()
+    bench.clock.advance(60.0)
+    with pytest.raises(ValueError, match="ttl_s"):
+        bench.store.touch([KEY], ttl_s=0, deadline=deadline)
+    bench.backend.error = None
+    bench.ask()
+    assert bench.state is BreakerState.CLOSED
+
+
+def test_a_failure_without_a_reason_is_one() -> None:
+    bench = Bench()
+    bench.backend.gives_no_reason = True
+    bench.break_it()
+    assert bench.state is BreakerState.OPEN
+
+
+def test_failures_of_calls_that_had_begun_do_not_lengthen_the_pause() -> None:
+    bench = Bench()
+    for _ in range(20):
+        assert bench.breaker.allows()
+    for _ in range(20):
+        bench.breaker.on_end(DOWN)
+    assert bench.breaker.stats()["opened"] == 1
+    bench.clock.advance(0.6)
+    assert bench.breaker.allows()
+
+
+def test_after_a_good_call_pauses_are_short_again() -> None:
+    bench = Bench()
+    bench.break_it()
+    for _ in range(6):
+        bench.clock.advance(60.0)
+        bench.ask()
+    bench.backend.error = None
+    bench.clock.advance(60.0)
+    bench.ask()
+    bench.break_it()
+    bench.clock.advance(0.6)
+    assert bench.breaker.allows()
+    assert bench.breaker.stats()["opened"] == 2
+
+
+def test_while_one_call_is_under_way_the_others_fail_at_once() -> None:
+    bench = Bench()
+    bench.break_it()
+    bench.backend.error = None
+    bench.clock.advance(60.0)
+    assert bench.breaker.allows()
+    num_calls = bench.backend.num_calls
+    assert bench.ask().outcomes == [Outcome.FAILED, Outcome.FAILED]
+    assert bench.backend.num_calls == num_calls
+    bench.breaker.on_end(None)
+    assert bench.ask().outcomes == [Outcome.MISSING, Outcome.MISSING]
+
+
+@pytest.mark.parametrize("check", BLOCK_CHECKS, ids=lambda check: check.__name__)
+def test_a_guarded_store_keeps_the_contract(check: Callable[..., None]) -> None:
+    clock = ManualClock()
+    data = MemoryData(now=clock.now)
+
+    def open_one() -> GuardedStore:
+        # It never opens: calls that give up are part of the contract.
+        breaker = CircuitBreaker("memory://", clock, max_failures=100)
+        return GuardedStore(MemoryStore(data), breaker)
+
+    check(open_one, clock.advance)
+
+
+@pytest.mark.parametrize("check", MANIFEST_CHECKS, ids=lambda check: check.__name__)
+def test_guarded_manifests_keep_the_contract(check: Callable[..., None]) -> None:
+    clock = ManualClock()
+    data = MemoryData(now=clock.now)
+
+    def open_one() -> GuardedManifests:
+        breaker = CircuitBreaker("memory://", clock, max_failures=100)
+        return GuardedManifests(MemoryManifests(data), breaker)
+
+    check(open_one, clock.advance)

@@ -255,3 +255,27 @@ def test_a_client_that_leaves_while_its_blocks_are_on_their_way() -> None:
             b.step()
             time.sleep(0.001)
         b.check_no_leak()
+
+
+def test_h01_another_salt_or_adapter_is_other_content() -> None:
+    """Both are in vLLM's block hash, and nothing but that names a value."""
+    from vllm.lora.request import LoRARequest
+
+    with make("memory://salted") as a, make("memory://salted") as b:
+        b.ranks._marks = a.ranks._marks
+        serve(a, "first", "s")
+        edit(a, "s", "offload")
+        b.add("salted", PROMPT, max_tokens=1, cache_salt="x")
+        b.engine.run_until_idle()
+        assert stat(b, "external_hit_tokens") == 0
+        plain = b.add("plain", PROMPT, max_tokens=1)
+        b.engine.run_until_idle()
+        assert stat(b, "external_hit_tokens") > 0
+        # One request of the same tokens under an adapter of that name.
+        adapted = b.add("adapted", PROMPT, max_tokens=1)
+        adapted.lora_request = LoRARequest("x", 1, "/nowhere")
+        adapted.block_hashes = []
+        adapted.update_block_hashes()
+        assert set(adapted.block_hashes).isdisjoint(plain.block_hashes)
+        b.engine.abort("adapted")
+        b.step(2)
