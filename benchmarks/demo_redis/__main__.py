@@ -148,9 +148,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=10, help="sessions that move")
     parser.add_argument("--store", help="URL of a store to use instead of our own")
     options = parser.parse_args(argv)
+    if options.pairs < 1:
+        parser.error("--pairs must be at least 1")
     model = ensure_model()
+    if options.store:
+        return _run(model, options.store, options.pairs)
     with EmbeddedServer() as valkey:
-        return _run(model, options.store or valkey.url, options.pairs)
+        return _run(model, valkey.url, options.pairs)
 
 
 def _run(model: Path, store_url: str, num_pairs: int) -> int:

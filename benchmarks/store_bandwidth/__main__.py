@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for size in SIZES
         ]
         for server, binary in servers.binaries().items():
-            versions[server] = servers.version(binary)
+            versions[f"{server}-server"] = servers.version(binary)
             for workload in workloads:
                 for count in CONNECTIONS:
                     with servers.running(binary) as port:

@@ -24,8 +24,9 @@ _TIMEOUT_S = 60.0
 _PIPELINED_BELOW = 256 << 10
 _DEPTH = 16
 
-#: Large values are fastest to read one at a time, and to write a few ahead.
-_LARGE_SETS = 4
+#: The limit writes ahead of the replies, which are small; it reads large values one at
+#: a time, which is fastest.
+_AHEAD_BYTES = 8 << 20
 
 
 class Client(ABC):
@@ -91,8 +92,8 @@ class Limit(Client):
         return float(answer)
 
     def _started(self, workload: Workload) -> subprocess.Popen[str]:
-        is_small = workload.size < _PIPELINED_BELOW
-        set_depth, get_depth = (_DEPTH, _DEPTH) if is_small else (_LARGE_SETS, 1)
+        get_depth = _DEPTH if workload.size < _PIPELINED_BELOW else 1
+        set_depth = _AHEAD_BYTES // workload.size
         command = [
             str(self._binary),
             *("127.0.0.1", str(self._port), str(workload.size)),

@@ -85,11 +85,13 @@ static int dial(void) {
   return fd;
 }
 
+/* The command that ours sends too. */
 static void send_set(int fd, int key) {
-  char head[256];
-  int length = snprintf(head, sizeof head, "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n",
+  char head[256], tail[] = "\r\n$2\r\nNX\r\n$2\r\nPX\r\n$7\r\n3600000\r\n";
+  int length = snprintf(head, sizeof head, "*6\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n",
                         strlen(keys[key]), keys[key], size);
-  struct iovec iov[3] = {{head, length}, {values + key * size, size}, {"\r\n", 2}};
+  struct iovec iov[3] = {
+      {head, length}, {values + key * size, size}, {tail, sizeof tail - 1}};
   write_all(fd, iov, 3);
 }
 
@@ -134,15 +136,24 @@ static void *run(void *argument) {
 static double run_all(void) {
   pthread_t threads[MAX_CONNECTIONS];
   double slowest = 0;
-  for (long i = 0; i < num_connections; i++)
+  for (long i = 1; i < num_connections; i++)
     if (pthread_create(&threads[i], 0, run, (void *)i)) fail("pthread_create");
   for (int i = 0; i < num_connections; i++) {
     void *took;
-    pthread_join(threads[i], &took);
+    if (i)
+      pthread_join(threads[i], &took);
+    else
+      took = run(0);
     if (*(double *)took > slowest) slowest = *(double *)took;
     free(took);
   }
   return slowest;
+}
+
+/* Wakes this thread up for good, so that it has a core of its own when time starts: a
+ * client in a program that works has one. */
+static void wake_up(void) {
+  memset(buffers, 0, size * num_keys);
 }
 
 int main(int argc, char **argv) {
@@ -171,7 +182,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < num_connections; i++) links[i] = dial();
   while (fgets(line, sizeof line, stdin)) {
     is_set = !strcmp(line, "set\n");
-    if (!is_set) memset(buffers, 0, total);
+    wake_up();
     double took = run_all();
     if (!is_set && memcmp(values, buffers, total)) {
       fprintf(stderr, "wrong bytes\n");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -13,15 +14,32 @@ from benchmarks.common import free_port
 
 _MAX_START_S = 10.0
 
+#: The server keeps memory that it has freed, as one that is full and evicts does.
+#: Otherwise its page faults, or their absence, hide what the clients do: SET varies by
+#: a factor of two from run to run. For jemalloc, and for the C library's allocator.
+_ENV = {
+    "MALLOC_CONF": "oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 30),
+}
+
 
 @contextlib.contextmanager
-def running(binary: str) -> Iterator[int]:
+def running(binary: str, *arguments: str) -> Iterator[int]:
     """A server that keeps nothing on disk, over TCP; its port."""
-    port = free_port()
-    command = [binary, "--port", str(port), "--save", "", "--appendonly", "no"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+    port = _port()
+    command = [
+        *(binary, "--port", str(port), "--bind", "127.0.0.1"),
+        *("--save", "", "--appendonly", "no"),
+        # What is deleted is gone at once, not while the next thing is measured.
+        *("--lazyfree-lazy-user-del", "no", "--lazyfree-lazy-user-flush", "no"),
+        *arguments,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, env=os.environ | _ENV
+    ) as server:
         try:
-            _wait(port)
+            _wait(server, port)
             yield port
         finally:
             server.kill()
@@ -65,9 +83,16 @@ def benchmark(port: int, size: int, num_connections: int) -> dict[str, float] | 
     return rates
 
 
-def _wait(port: int) -> None:
+def _port() -> int:
+    """A free one; a cluster needs another that is 10,000 above it."""
+    while (port := free_port()) >= 55_536:
+        pass
+    return port
+
+
+def _wait(server: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + _MAX_START_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and server.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return

@@ -1,0 +1,1 @@
+"""What a million sessions cost a Redis Cluster; see ``docs/scaling.md``."""
