@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from sam_connector.connector.metadata import (
     SAMConnectorMetadata,
     StoreJob,
 )
+from sam_connector.connector.tier.rank_tally import RankTally
 from sam_connector.core.slot_pool import Content, Slot
 from sam_connector.core.types import GroupId, SessionKey
 from sam_connector.transfer.contract import CopyJob, Direction, GroupCopy
@@ -87,26 +87,24 @@ class JobTable:
             that already runs on what was loaded.
         num_blocks: blocks of the engine that jobs hold; those of a request that waits
             for its load are the request's.
-        num_late: reports of jobs that are not known.
     """
 
     def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
-        self._ids = itertools.count(1)
-        self._jobs: dict[int, Job] = {}
+        self._tally: RankTally[Job] = RankTally(num_ranks)
         self._new: list[Job] = []
         self.storing: dict[Content, Job] = {}
         self.loading: dict[Content, Job] = {}
         self.num_blocks = 0
-        self.num_late = 0
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._tally.jobs)
 
     def start(self, direction: Direction, copies: Sequence[Copy], **more: Any) -> Job:
         """Opens a job; it reaches the ranks with the next step's metadata."""
-        job = Job(job_id=next(self._ids), direction=direction, copies=copies, **more)
-        self._jobs[job.job_id] = job
+        job = Job(
+            job_id=self._tally.new_id(), direction=direction, copies=copies, **more
+        )
+        self._tally.jobs[job.job_id] = job
         self._new.append(job)
         if job.request_id is None:
             self.num_blocks += len(job.copies)
@@ -135,24 +133,23 @@ class JobTable:
             store_jobs=store_jobs,
         )
 
+    @property
+    def num_ranks(self) -> int:
+        return self._tally.num_ranks
+
+    @property
+    def num_late(self) -> int:
+        """Reports of jobs that are not known."""
+        return self._tally.num_late
+
     def report(self, results: Iterable[RankResult]) -> list[Job]:
         """Counts what ranks report; returns jobs that all of them are done with."""
-        ended = []
-        for result in sorted(results, key=_by_job):
-            job = self._jobs.get(result.job_id)
-            if job is None or result.rank in job.ranks:
-                self.num_late += 1
-                continue
-            job.ranks.add(result.rank)
-            if result.error is not None and job.error is None:
-                job.error = f"rank {result.rank}: {result.error}"
-            if len(job.ranks) == self._num_ranks:
-                self._close(job)
-                ended.append(job)
+        ended = self._tally.report(results, _merge)
+        for job in ended:
+            self._close(job)
         return ended
 
     def _close(self, job: Job) -> None:
-        del self._jobs[job.job_id]
         if job.request_id is None:
             self.num_blocks -= len(job.copies)
         by_content = self._by_content(job.direction)
@@ -164,11 +161,12 @@ class JobTable:
         return self.storing if direction is Direction.STORE else self.loading
 
     def open_jobs(self) -> Mapping[int, Job]:
-        return self._jobs
+        return self._tally.jobs
 
 
-def _by_job(result: RankResult) -> tuple[int, int]:
-    return result.job_id, result.rank
+def _merge(job: Job, result: RankResult) -> None:
+    if result.error is not None and job.error is None:
+        job.error = f"rank {result.rank}: {result.error}"
 
 
 def _to_wire(job: Job) -> CopyJob:

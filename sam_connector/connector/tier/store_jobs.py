@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -13,6 +12,7 @@ from sam_connector.connector.metadata import (
     StoreResult,
     StoreValue,
 )
+from sam_connector.connector.tier.rank_tally import RankTally
 from sam_connector.connector.tier.session_directory import SessionDirectory
 from sam_connector.connector.tier.values import Value
 from sam_connector.core.clock import Clock
@@ -101,19 +101,15 @@ class StoreJobTable:
 
     Attributes:
         num_bytes: under way.
-        num_late: reports of jobs that are not known.
     """
 
     def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
-        self._ids = itertools.count(1)
-        self._jobs: dict[int, RunningJob] = {}
+        self._tally: RankTally[RunningJob] = RankTally(num_ranks)
         self._new: list[StoreJob] = []
         self.num_bytes = 0
-        self.num_late = 0
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._tally.jobs)
 
     def start(
         self,
@@ -125,8 +121,8 @@ class StoreJobTable:
         num_parts: int,
     ) -> None:
         """Opens a job; it reaches the ranks with the next step's metadata."""
-        job_id = next(self._ids)
-        self._jobs[job_id] = job
+        job_id = self._tally.new_id()
+        self._tally.jobs[job_id] = job
         self.num_bytes += job.num_bytes
         self._new.append(
             StoreJob(
@@ -149,31 +145,26 @@ class StoreJobTable:
         new, self._new = self._new, []
         return tuple(new)
 
+    @property
+    def num_late(self) -> int:
+        """Reports of jobs that are not known."""
+        return self._tally.num_late
+
     def report(self, results: Iterable[StoreResult]) -> list[RunningJob]:
         """Counts what ranks report; returns jobs that all of them are done with."""
-        ended = []
-        for result in sorted(results, key=_by_job):
-            job = self._jobs.get(result.job_id)
-            if job is None or result.rank in job.ranks:
-                self.num_late += 1
-                continue
-            job.ranks.add(result.rank)
-            job.failed |= result.failed
-            job.missing |= result.missing
-            if result.error is not None and job.error is None:
-                job.error = result.error
-            if len(job.ranks) == self._num_ranks:
-                del self._jobs[result.job_id]
-                self.num_bytes -= job.num_bytes
-                ended.append(job)
+        ended = self._tally.report(results, _merge)
+        self.num_bytes -= sum(job.num_bytes for job in ended)
         return ended
 
     def running(self) -> Iterable[RunningJob]:
-        return self._jobs.values()
+        return self._tally.jobs.values()
 
 
-def _by_job(result: StoreResult) -> tuple[int, int]:
-    return result.job_id, result.rank
+def _merge(job: RunningJob, result: StoreResult) -> None:
+    job.failed |= result.failed
+    job.missing |= result.missing
+    if result.error is not None and job.error is None:
+        job.error = result.error
 
 
 def _to_wire(transfer: StoreTransfer) -> StoreValue:

@@ -75,7 +75,7 @@ def test_what_the_ranks_have_room_for_is_what_counts() -> None:
 def test_a_block_has_the_bytes_of_all_ranks() -> None:
     tier = built(tensor_parallel_size=2)
     assert tier.state.block_bytes == {GroupId(0): 2 * RECORD}
-    assert tier.state.jobs._num_ranks == 2
+    assert tier.state.jobs.num_ranks == 2
 
 
 @pytest.mark.parametrize(
