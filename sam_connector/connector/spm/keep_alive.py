@@ -15,6 +15,7 @@ from sam_connector.connector.spm.sequences import SequenceBook, TokenSequence
 from sam_connector.core.clock import Clock
 from sam_connector.core.types import BlockHash, SessionKey
 from sam_connector.pooling.keep_alive import KeepAlive
+from sam_connector.pooling.leases import SessionLeases
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class LookupKeepAlive:
         self._clock = clock
         self._schedule = KeepAlive(keys.tracker, interval_s=interval_s)
         self._tick_s = min(_TICK_S, interval_s)
-        self._deadlines: dict[SessionKey, dict[int, float]] = {}
+        self._leases = SessionLeases()
         self._has_thread = has_thread
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
@@ -60,14 +61,8 @@ class LookupKeepAlive:
 
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         """0 for no lease any more."""
-        contexts = self._deadlines.setdefault(session, {})
-        if deadline:
-            contexts[context_id] = deadline
-        else:
-            contexts.pop(context_id, None)
-        if not contexts:
-            del self._deadlines[session]
-        self._schedule.set_lease(session, max(contexts.values(), default=0.0))
+        expire_at = self._leases.set(session, context_id, deadline)
+        self._schedule.set_lease(session, expire_at)
         if deadline and self._has_thread and self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name="sam-spm-keep-alive", daemon=True
@@ -75,11 +70,11 @@ class LookupKeepAlive:
             self._thread.start()
 
     def forget(self, session: SessionKey) -> None:
-        self._deadlines.pop(session, None)
+        self._leases.forget(session)
         self._schedule.set_lease(session, 0.0)
 
     def clear(self) -> None:
-        self._deadlines.clear()
+        self._leases.clear()
         self._schedule.clear()
 
     def refresh(self) -> None:
@@ -108,7 +103,7 @@ class LookupKeepAlive:
     def _sequences_by_leaf(self) -> dict[BlockHash, tuple[TokenSequence, int]]:
         """What to look up for a key; a look-up refreshes all that comes before too."""
         found = {}
-        for session in self._deadlines:
+        for session in self._leases:
             for sequence in self._book.of(session):
                 num_saved = self._keys.num_saved(sequence, len(sequence))
                 if num_saved:

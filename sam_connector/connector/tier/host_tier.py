@@ -12,7 +12,7 @@ and an evict gives pins back. Nothing happens while vLLM looks a request up.
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -315,8 +315,7 @@ class HostTier(SupportsSessionAwareKVManagement):
     def edit_unknown(
         self, edit_type: EditType, operation_id: str, session: SessionKey
     ) -> OperationHandle:
-        remote = self.state.remote
-        if remote is None:
+        if self.state.remote is None:
             return OperationHandle(status=EditStatus.NOT_FOUND)
         kind = Recall if edit_type is EditType.PREFETCH else RemoteEvict
         return self._operations.open(kind, operation_id, session, ())
@@ -336,7 +335,8 @@ class HostTier(SupportsSessionAwareKVManagement):
     def release(self, session: SessionKey, context_id: int) -> None:
         self.state.contexts.release(session, context_id)
         if self.state.remote is not None:
-            self.state.remote.sessions.release(session, context_id)
+            # Its values live out their time.
+            self.state.remote.sessions.set_lease(session, context_id, 0.0)
 
     @override
     def query_residency(
@@ -388,16 +388,14 @@ class HostTier(SupportsSessionAwareKVManagement):
         state = self.state
         state.slots.check_integrity()
         state.contexts.check_integrity()
-        pins: dict[int, int] = {}
         pinned = [job.slots for job in state.jobs.open_jobs().values()]
         pinned += [operation.pinned_slots for operation in self._operations]
         pinned.append(self._loads.pinned)
         if state.remote is not None:
             pinned.append(state.remote.pins())
-        for slot in (slot for slots in pinned for slot in slots):
-            pins[slot.block_id] = pins.get(slot.block_id, 0) + 1
+        pins = Counter(slot.block_id for slots in pinned for slot in slots)
         for slot in state.slots.blocks[1:]:
-            if slot.num_pins != pins.get(slot.block_id, 0):
+            if slot.num_pins != pins[slot.block_id]:
                 raise IntegrityError(f"slot {slot.index}: {slot.num_pins} pins")
         if not len(state.jobs) and not self._operations and state.gpu.num_pins:
             raise IntegrityError(f"{state.gpu.num_pins} blocks pinned by nobody")

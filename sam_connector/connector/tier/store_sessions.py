@@ -11,6 +11,7 @@ from sam_connector.core.slot_pool import Content
 from sam_connector.core.tiers import ContextBlocks
 from sam_connector.core.types import BlockHash, GroupId, SessionKey
 from sam_connector.pooling.events import Ended, Published, Recalled
+from sam_connector.pooling.leases import SessionLeases
 from sam_connector.pooling.manager import SessionPoolingManager
 from sam_connector.pooling.manifest import Manifest, ManifestContext
 
@@ -42,8 +43,7 @@ class StoreSessions:
         self._state = state
         self._spm = spm
         self._shape = shape
-        #: Contexts' leases; the store knows one lease per session.
-        self._deadlines: dict[SessionKey, dict[int, float]] = {}
+        self._leases = SessionLeases()
         self._announcing: dict[SessionKey, list[OnAnnounced]] = {}
         self._recalls: dict[int, OnRecalled] = {}
         self._ends: dict[int, OnEnded] = {}
@@ -110,7 +110,7 @@ class StoreSessions:
             purge: values to delete at once.
             waiter: if anybody wants to know.
         """
-        self._deadlines.pop(session, None)
+        self._leases.forget(session)
         ticket = self._spm.end(session, purge_chunks=purge)
         if waiter is not None:
             self._ends[ticket] = waiter
@@ -136,7 +136,7 @@ class StoreSessions:
 
     def reset(self) -> None:
         """Nothing that was known of the store holds any more."""
-        self._deadlines.clear()
+        self._leases.clear()
 
     def hear(self) -> None:
         """What the pooling manager's threads have found out."""
@@ -156,23 +156,7 @@ class StoreSessions:
 
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         """A context's lease; the store keeps a session's values for the longest."""
-        deadlines = self._deadlines.setdefault(session, {})
-        if deadline:
-            deadlines[context_id] = deadline
-        else:
-            deadlines.pop(context_id, None)
-        self._apply_lease(session)
-
-    def release(self, session: SessionKey, context_id: int) -> None:
-        """A context is not known any more; its values live out their time."""
-        self._deadlines.get(session, {}).pop(context_id, None)
-        self._apply_lease(session)
-
-    def _apply_lease(self, session: SessionKey) -> None:
-        deadlines = self._deadlines.get(session, {})
-        if not deadlines:
-            self._deadlines.pop(session, None)
-        self._spm.set_lease(session, max(deadlines.values(), default=0.0))
+        self._spm.set_lease(session, self._leases.set(session, context_id, deadline))
 
     def num_blocks_of(self, session: SessionKey) -> int:
         """Blocks of a session that are known to be in the store."""
