@@ -107,14 +107,12 @@ class Archive:
             self._written.append(end.value.chunk)
         else:
             self._refuse(end.value, end.reason)
-        if not self._num_writing and not self._todo:
-            self._retry_at = self._store.now() + _RETRY_S * 2 ** (
-                self._num_attempts - 1
-            )
 
     def _refuse(self, value: Value, reason: str | None) -> None:
         self._refused.append(value)
         self.reason = reason
+        pause_s = _RETRY_S * 2 ** (self._num_attempts - 1)
+        self._retry_at = self._store.now() + pause_s
 
     def _finish(self) -> None:
         """Everything was offered: once more what was refused, then the manifest."""
