@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sam_connector.core.clock import Clock
 from sam_connector.core.types import GroupId, SessionKey
@@ -256,13 +256,7 @@ class SessionPoolingManager:
             shared.tracker.clear()
             shared.keep_alive.clear()
             if fingerprint is not None:
-                keys = shared.keys
-                shared.keys = KeySpace(
-                    tenant=keys.tenant,
-                    fingerprint=fingerprint,
-                    num_ranks=keys.num_ranks,
-                    num_parts=keys.num_parts,
-                )
+                shared.keys = replace(shared.keys, fingerprint=fingerprint)
         self._desk.clear()
 
     def stats(self) -> dict[str, int]:

@@ -38,10 +38,6 @@ class Admission:
     status: AdmissionStatus
     reason: str | None = None
 
-    @property
-    def is_accepted(self) -> bool:
-        return self.status is not AdmissionStatus.REJECTED
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
