@@ -22,6 +22,7 @@ from sam_connector.connector.metadata import (
 from sam_connector.connector.metrics import StoreMeter, StoreStats
 from sam_connector.connector.tier.build import build_host_tier
 from sam_connector.connector.tier.host_tier import HostTier
+from sam_connector.connector.tier.store_tier import StoreTier
 from sam_connector.connector.waker import EngineWaker
 from sam_connector.core.tiers import SupportsSessionAwareKVManagement, live_tiers
 from sam_connector.protocol.results import result_to_wire
@@ -115,7 +116,7 @@ class SchedulerSide:
         self.waker.is_due = False
         if self.tier is not None and self.tier.is_due:
             metadata = self.guarded(self._tier_step)
-        if self._has_store:
+        if self._store is not None:
             self.waker.set_busy(self._waits_for_store)
         if self.host is not None:
             if self.tier is not None and self.tier.has_events:
@@ -171,12 +172,12 @@ class SchedulerSide:
             self._control = ControlService(self.host, self.tier)
 
     @property
-    def _has_store(self) -> bool:
-        return self.tier is not None and self.tier.state.remote is not None
+    def _store(self) -> StoreTier | None:
+        return None if self.tier is None else self.tier.state.remote
 
     @property
     def _waits_for_store(self) -> bool:
-        """Nothing but an answer of the store can bring anything forward."""
+        """The store owes an answer, for which the engine is woken."""
         return self.tier is not None and self.tier.waits_for_store
 
     @property
@@ -187,15 +188,16 @@ class SchedulerSide:
 
     def _tier_step(self) -> SAMConnectorMetadata:
         assert self.tier is not None
-        return self.tier.on_step(is_paused=self.waker.is_paused)
+        # Without a store a pause waits for all that is under way.
+        is_paused = self._store is not None and self.waker.is_paused
+        return self.tier.on_step(is_paused=is_paused)
 
     def take_stats(self) -> StoreStats | None:
         """What has become of the store since the last call, if there is one."""
-        if self.tier is None or self.tier.state.remote is None:
+        store = self._store
+        if store is None or not self._meter.is_due(store.now()):
             return None
-        if not self._meter.is_due(self.tier.state.clock.now()):
-            return None
-        return self._meter.measure(self.tier.state.remote.stats())
+        return self._meter.measure(store.stats())
 
     def control(self, payload: str, *, is_paused: bool) -> str | Future[str]:
         """Answers a control call; see ``protocol.control``."""

@@ -29,11 +29,7 @@ from sam_connector.transfer.contract import CopyEngine, Direction, JobResult
 from sam_connector.transfer.engine import make_copy_engine
 from sam_connector.transfer.host_pool import HostPool
 from sam_connector.transfer.layout import SlotLayout
-from sam_connector.vllm_adapter.geometry import (
-    RegionSpec,
-    record_bytes,
-    region_specs,
-)
+from sam_connector.vllm_adapter.geometry import RegionSpec, region_specs
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -108,10 +104,7 @@ class WorkerSide:
             self._io = StoreIo(
                 store,
                 self.pool,
-                {
-                    int(group_id): record_bytes(specs)
-                    for group_id, specs in region_specs(kv_cache_config).items()
-                },
+                {group_id: layout.record_bytes(group_id) for group_id in groups},
                 rank=rank,
                 num_threads=store_config.store_threads,
                 timeout_s=store_config.store_timeout_s,

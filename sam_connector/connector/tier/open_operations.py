@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from sam_connector.connector.tier.offload import Offload
 from sam_connector.connector.tier.operations import Operation, subject_of
 from sam_connector.connector.tier.prefetch import Prefetch
-from sam_connector.connector.tier.recall import RemoteEvict
 from sam_connector.connector.tier.state import TierState
 from sam_connector.core.tiers import ContextBlocks, OperationHandle
 from sam_connector.core.types import BlockCounts, EditStatus, SessionKey
@@ -84,7 +83,7 @@ class OpenOperations:
     def advance(self, max_looks: int) -> None:
         """Goes on with them, as far as the budget for copies allows."""
         # Loads before stores: somebody is about to need them.
-        for kind in (Prefetch, Offload, RemoteEvict):
+        for kind in (Prefetch, Offload):
             for operation in self._operations:
                 budget = self._state.budget
                 if budget <= 0 or max_looks <= 0:

@@ -8,10 +8,10 @@ ranks' and the pooling manager's threads.
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from sam_connector.config import StoreConfig, StorePolicy
 from sam_connector.connector.metadata import StoreDirection, StoreJob, StoreResult
@@ -127,13 +127,9 @@ class StoreTier:
         if not values:
             return 0
         answers = self.spm.lookup([value.chunk for value in values])
-        num_values = 0
-        for answer in answers:
-            if answer is None:
-                return None
-            if not answer:
-                break
-            num_values += 1
+        num_values = sum(1 for _ in itertools.takewhile(bool, answers))
+        if num_values < len(answers) and answers[num_values] is None:
+            return None
         if not num_values:
             return 0
         size = self.shape.num_blocks[group_id]
@@ -202,7 +198,7 @@ class StoreTier:
             admission = self._queue.offer(
                 Transfer(
                     priority=priority,
-                    tenant="" if session is None else session.tenant,
+                    tenant=DEFAULT_TENANT if session is None else session.tenant,
                     session=session,
                     chunk=(direction, *value.chunk),
                     num_bytes=self._num_bytes(value),
@@ -265,7 +261,7 @@ class StoreTier:
             for item in items
             if self._take_slots(item.payload)
         ]
-        for (priority, _, group_id), run in groupby(ready, key=_kind):
+        for (priority, _, group_id), run in itertools.groupby(ready, key=_kind):
             batch: list[StoreTransfer] = []
             num_bytes = 0
             for _, transfer in run:
@@ -324,49 +320,48 @@ class StoreTier:
         return True
 
     def _on_ended(self, job: RunningJob) -> None:
-        latency_s = self._state.clock.now() - job.started_at
         # A value that is not there is an answer, and quick ones make a wide window.
-        has_failed = bool(job.failed - job.missing)
-        if has_failed:
+        if job.failed - job.missing:
             self._window.on_failure()
         else:
-            self._window.on_success(latency_s)
-        is_current = job.generation == self._state.generation
-        done = []
+            self._window.on_success(self._state.clock.now() - job.started_at)
+        if job.generation == self._state.generation:
+            self._tell(job)
+        num_done = num_bytes = 0
         for position, transfer in enumerate(job.transfers):
-            reason = None
-            if not is_current:
-                reason = "the cache was reset"
-            elif position in job.missing:
-                reason = "it is not in the store any more"
-            elif position in job.failed:
-                reason = f"the store: {job.error}"
-            else:
-                done.append(transfer)
-            self._settle(transfer, reason, is_missing=position in job.missing)
-        direction = job.transfers[0].direction
-        self.counts[f"store_{direction.value}_failed"] += len(job.transfers) - len(done)
-        self.counts[f"store_{direction.value}_values"] += len(done)
-        self.counts[f"store_{direction.value}_bytes"] += sum(
-            self._num_bytes(transfer.value) for transfer in done
-        )
-        if is_current:
-            chunks = [transfer.value.chunk for transfer in done]
-            if direction is StoreDirection.WRITE:
-                self.spm.on_written(chunks)
-            missing = [job.transfers[position].value.chunk for position in job.missing]
-            if missing:
-                self.spm.on_missing(missing)
-            if direction is StoreDirection.READ and job.failed - job.missing:
-                unreadable = [
-                    job.transfers[position].value.chunk
-                    for position in job.failed - job.missing
-                ]
-                self.spm.on_unreadable(unreadable)
+            reason = self._why_failed(job, position)
+            if reason is None:
+                num_done += 1
+                num_bytes += self._num_bytes(transfer.value)
+            self._settle(transfer, reason)
+        name = f"store_{job.transfers[0].direction.value}"
+        self.counts[f"{name}_failed"] += len(job.transfers) - num_done
+        self.counts[f"{name}_values"] += num_done
+        self.counts[f"{name}_bytes"] += num_bytes
 
-    def _settle(
-        self, transfer: StoreTransfer, reason: str | None, *, is_missing: bool
-    ) -> None:
+    def _why_failed(self, job: RunningJob, position: int) -> str | None:
+        if job.generation != self._state.generation:
+            return "the cache was reset"
+        if position in job.missing:
+            return "it is not in the store any more"
+        if position in job.failed:
+            return f"the store: {job.error}"
+        return None
+
+    def _tell(self, job: RunningJob) -> None:
+        """The pooling manager learns what is there and what is not."""
+        chunks = [transfer.value.chunk for transfer in job.transfers]
+        missing = [chunks[position] for position in job.missing]
+        unreadable = [chunks[position] for position in job.failed - job.missing]
+        if job.transfers[0].direction is StoreDirection.WRITE:
+            done = set(range(len(chunks))) - job.failed
+            self.spm.on_written([chunks[position] for position in sorted(done)])
+        elif unreadable:
+            self.spm.on_unreadable(unreadable)
+        if missing:
+            self.spm.on_missing(missing)
+
+    def _settle(self, transfer: StoreTransfer, reason: str | None) -> None:
         """Publishes what was read, tells who waits, then gives the slots back."""
         if reason is None and transfer.direction is StoreDirection.READ:
             for slot, content in zip(
