@@ -115,7 +115,11 @@ def is_found(server: SessionClient, seed: int) -> bool:
     rng = random.Random(seed)
     prompt = [rng.randrange(10, DEMO_MODEL.vocab_size) for _ in range(_CONTEXT_TOKENS)]
     server.check_empty()
-    server.edit(f"agent-{seed}", "prefetch")
+    try:
+        server.edit(f"agent-{seed}", "prefetch")
+    except RuntimeError as error:
+        _say(str(error))
+        return False
     answer = server.complete(prompt, 1, session_id=f"agent-{seed}")
     return answer.cached_tokens >= 0.95 * answer.prompt_tokens
 
