@@ -27,8 +27,7 @@ def with_store(url: str, **more: Any) -> LiveServer:
         "store_load_timeout_s": 3.0,
         **more.pop("config", {}),
     }
-    env = {"VLLM_LOGGING_LEVEL": "INFO", **more.pop("env", {})}
-    return LiveServer(config=config, num_blocks=POOL, env=env, **more)
+    return LiveServer(config=config, num_blocks=POOL, **more)
 
 
 def forget(server: LiveServer) -> None:

@@ -34,8 +34,7 @@ LAST_RANK = str(NUM_RANKS - 1)
 def ranks_server() -> Iterator[LiveServer]:
     """Two tensor-parallel ranks, each with half of the heads of every block."""
     args = ["--tensor-parallel-size", str(NUM_RANKS)]
-    # Another test of the same run may have asked for fewer lines of log.
-    with with_tier(extra_args=args, env={"VLLM_LOGGING_LEVEL": "INFO"}) as server:
+    with with_tier(extra_args=args) as server:
         yield server
 
 

@@ -80,8 +80,6 @@ def window_server() -> Iterator[LiveServer]:
         # A window needs a block more than it has tokens for.
         extra_args=["--max-model-len", "1024"],
         model=_with_window(ensure_model(TEST_MODEL)),
-        # Another test of the same run may have asked for fewer lines.
-        env={"VLLM_LOGGING_LEVEL": "INFO"},
     ) as server:
         yield server
 
