@@ -54,9 +54,10 @@ class StoreMeter:
         self._reported: dict[str, int] = {}
         self._next_at = 0.0
 
-    def is_due(self, now: float) -> bool:
-        """Whether to measure: once in a second, though asked in every step."""
-        if now < self._next_at:
+    def is_due(self, now: float, *, is_up: bool) -> bool:
+        """Whether to measure: once in a second, though asked in every step, and at
+        once when the store has gone or come back: no step may follow."""
+        if now < self._next_at and self._reported.get(UP) == is_up:
             return False
         self._next_at = now + 1.0
         return True
@@ -78,7 +79,9 @@ class StorePromMetrics(KVConnectorPromMetrics):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._up = self._per_engine(
-            self._gauge_cls, UP, "1 while the session store is in service, else 0."
+            self._gauge_cls,
+            UP,
+            "1 if the session store served the last call, else 0.",
         )
         self._counters = {
             name: self._per_engine(self._counter_cls, name, text)

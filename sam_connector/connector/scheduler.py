@@ -195,7 +195,7 @@ class SchedulerSide:
     def take_stats(self) -> StoreStats | None:
         """What has become of the store since the last call, if there is one."""
         store = self._store
-        if store is None or not self._meter.is_due(store.now()):
+        if store is None or not self._meter.is_due(store.now(), is_up=store.is_up):
             return None
         return self._meter.measure(store.stats())
 

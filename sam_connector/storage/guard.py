@@ -49,6 +49,8 @@ class CircuitBreaker:
         backoff_s: the first one; half as long to as long, at random, so that
             instances do not come back together.
         max_backoff_s: the longest.
+        on_change: called when the store goes out of service or comes back, by the
+            thread whose call has shown it.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class CircuitBreaker:
         max_failures: int = 3,
         backoff_s: float = 0.5,
         max_backoff_s: float = 10.0,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
+        self._on_change = on_change
         self._clock = clock
         self._max_failures = max_failures
         self._first_backoff_s = self._backoff_s = backoff_s
@@ -74,6 +78,10 @@ class CircuitBreaker:
     @property
     def state(self) -> BreakerState:
         return self._state
+
+    @property
+    def _is_in_service(self) -> bool:
+        return self._state is BreakerState.CLOSED
 
     def allows(self) -> bool:
         """Whether to make a call now; its end must be told."""
@@ -94,10 +102,14 @@ class CircuitBreaker:
             error: why it failed; ``None`` if the store answered.
         """
         with self._lock:
+            was_in_service = self._is_in_service
             if error is None:
                 self._on_success()
             else:
                 self._on_failure(error)
+            has_changed = was_in_service != self._is_in_service
+        if has_changed:
+            self._on_change()
 
     def on_mistake(self) -> None:
         """A call that was allowed was never made; it says nothing about the store."""

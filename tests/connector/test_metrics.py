@@ -29,8 +29,19 @@ def test_what_has_changed_is_reported_once() -> None:
 
 def test_it_is_measured_once_in_a_second() -> None:
     meter = StoreMeter()
-    due = [now for now in (0.0, 0.5, 0.99, 1.0, 1.5, 2.1) if meter.is_due(now)]
-    assert due == [0.0, 1.0, 2.1]
+    meter.measure(totals(store_up=1))
+    asked = (0.0, 0.5, 0.99, 1.0, 1.5, 2.1)
+    assert [x for x in asked if meter.is_due(x, is_up=True)] == [0.0, 1.0, 2.1]
+
+
+def test_a_store_that_goes_or_comes_back_is_measured_at_once() -> None:
+    meter = StoreMeter()
+    assert meter.is_due(0.0, is_up=True)
+    meter.measure(totals(store_up=1))
+    assert meter.is_due(0.1, is_up=False)
+    meter.measure(totals(store_up=0))
+    assert not meter.is_due(0.2, is_up=False)
+    assert meter.is_due(0.3, is_up=True)
 
 
 def test_counters_add_up_and_the_gauge_is_the_last() -> None:

@@ -65,7 +65,12 @@ class Flaky(MemoryStore):
 class Bench:
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock()
-        self.breaker = CircuitBreaker("redis://host", self.clock)
+        self.heard: list[BreakerState] = []
+        self.breaker = CircuitBreaker(
+            "redis://host",
+            self.clock,
+            on_change=lambda: self.heard.append(self.breaker.state),
+        )
         self.backend = Flaky()
         self.store = GuardedStore(self.backend, self.breaker)
 
@@ -194,6 +199,19 @@ def test_a_backend_that_raises_counts_as_failed() -> None:
         with pytest.raises(RuntimeError):
             bench.ask()
     assert bench.state is BreakerState.OPEN
+
+
+def test_a_change_is_told_once() -> None:
+    bench = Bench()
+    bench.break_it()
+    for _ in range(5):
+        bench.clock.advance(60.0)
+        bench.ask()
+    bench.backend.error = None
+    bench.clock.advance(60.0)
+    bench.ask()
+    bench.ask()
+    assert bench.heard == [BreakerState.OPEN, BreakerState.CLOSED]
 
 
 def test_a_change_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

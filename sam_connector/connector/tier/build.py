@@ -148,7 +148,11 @@ def engine_scope(vllm_config: VllmConfig) -> str:
 
 
 def open_guarded(
-    config: StoreConfig, *, role: str, scope: str
+    config: StoreConfig,
+    *,
+    role: str,
+    scope: str,
+    on_change: Callable[[], None] = lambda: None,
 ) -> tuple[OpenStore, CircuitBreaker]:
     """The configured store behind a breaker; connects to nothing yet.
 
@@ -156,12 +160,15 @@ def open_guarded(
         config: settings.
         role: whose breaker it is, for the log.
         scope: of the engine.
+        on_change: called when the breaker opens or closes, from any thread.
     """
     opened = open_store(
         config.store,
         StoreOptions(num_connections=config.store_threads, scope=scope),
     )
-    breaker = CircuitBreaker(f"{redact(config.store)} ({role})", MonotonicClock())
+    breaker = CircuitBreaker(
+        f"{redact(config.store)} ({role})", MonotonicClock(), on_change=on_change
+    )
     manifests = opened.manifests
     guarded = OpenStore(
         GuardedStore(opened.blocks, breaker),
@@ -181,7 +188,12 @@ def _build_store(
     num_ranks: int,
     wake: Callable[[], None],
 ) -> StoreTier:
-    opened, breaker = open_guarded(config, role="scheduler", scope=scope)
+    opened, breaker = open_guarded(
+        config,
+        role="scheduler",
+        scope=scope,
+        on_change=wake,  # an idle engine's metrics are those of its last step
+    )
     spm = SessionPoolingManager(
         opened.blocks,
         opened.manifests,

@@ -410,6 +410,11 @@ class StoreTier:
     def now(self) -> float:
         return self._state.clock.now()
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the store answered when it was last called."""
+        return self._breaker.state is BreakerState.CLOSED
+
     def close(self) -> None:
         self.spm.close()
 
@@ -424,7 +429,7 @@ class StoreTier:
             "store_late_reports": self._jobs.num_late,
             **{name: self.counts[name] for name in _COUNTS},
             **self.spm.stats(),
-            "store_up": int(self._breaker.state is BreakerState.CLOSED),
+            "store_up": int(self.is_up),
             **{
                 f"store_breaker_{name}": value
                 for name, value in self._breaker.stats().items()
