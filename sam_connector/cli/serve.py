@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from sam_connector.cli.errors import CommandError
 from sam_connector.config import SamConfig
 from sam_connector.errors import ConfigurationError
+from sam_connector.storage.registry import StoreOptions, open_store, scheme_of
 
 if TYPE_CHECKING:
     from sam_connector.cli.parsers import Commands
@@ -76,10 +77,17 @@ def parse_config(text: str) -> Mapping[str, object]:
     if not isinstance(config, dict):
         raise CommandError("--sam-config must be a JSON object")
     try:
-        SamConfig.from_extra_config(config)
+        parsed = SamConfig.from_extra_config(config)
+        _check_store(parsed.store.store)
     except ConfigurationError as error:
         raise CommandError("; ".join(error.problems)) from None
     return config
+
+
+def _check_store(url: str) -> None:
+    """Opens the store, which connects to nothing; an embedded one would be started."""
+    if url and scheme_of(url) != "embedded":
+        open_store(url, StoreOptions()).blocks.close()
 
 
 def server_arguments(

@@ -227,7 +227,7 @@ class StoreIo:
         result = self._store.get(framed, deadline=self._deadline())
         failed: set[int] = set()
         missing: set[int] = set()
-        corrupt: list[StoreKey] = []
+        useless: list[StoreKey] = []
         reason = _text(result.error)
         for position, entry, outcome in zip(
             positions, framed, result.outcomes, strict=True
@@ -239,14 +239,16 @@ class StoreIo:
                     continue
                 reason = f"{entry.key}: {flaw}"
                 logger.warning("a value in the store is not usable: %s", reason)
-                corrupt.append(entry.key)
+                useless.append(entry.key)
                 missing.add(position)
             elif outcome is Outcome.MISSING:
+                # Or there, with another length or of another type.
+                useless.append(entry.key)
                 missing.add(position)
             failed.add(position)
-        if corrupt:
+        if useless:
             # Else it would be refreshed for ever, and never written anew.
-            self._store.delete(corrupt, deadline=self._deadline())
+            self._store.delete(useless, deadline=self._deadline())
         return StoreResult(
             rank=self._rank,
             job_id=job.job_id,

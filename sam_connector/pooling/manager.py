@@ -51,6 +51,11 @@ class _Shared:
     lock: threading.Lock = field(default_factory=threading.Lock)
     counts: Counter[str] = field(default_factory=Counter)
 
+    def batch_of(self, config: PoolingConfig) -> int:
+        """Chunks to ask for in one call; each is a value of every rank, or several."""
+        num_parts = max(self.keys.num_parts.values(), default=1)
+        return max(1, config.max_batch // (self.keys.num_ranks * num_parts))
+
 
 class SessionPoolingManager:
     """The RFC's SPM, for an engine whose ranks move the bytes.
@@ -231,6 +236,16 @@ class SessionPoolingManager:
             also=lambda: self._delete(names),
         )
 
+    def delete(self, chunks: Sequence[Chunk]) -> None:
+        """Deletes values that were being written when they were purged."""
+        if not chunks:
+            return
+        shared = self._shared
+        with shared.lock:
+            shared.answers.note_missing(chunks, self._clock.now())
+            names = [key for chunk in chunks for key in shared.keys.keys(chunk)]
+        self._calls.submit(lambda: self._complain(self._delete(names)))
+
     # --- events -------------------------------------------------------------------
 
     @property
@@ -304,14 +319,16 @@ class SessionPoolingManager:
         shared = self._shared
         while not self._is_closed:
             with shared.lock:
-                chunks = shared.answers.take_questions(self._config.max_batch)
+                chunks = shared.answers.take_questions(shared.batch_of(self._config))
                 generation = shared.answers.generation
                 if not chunks:
                     self._is_asking = False
                     return
                 keys = {chunk: shared.keys.keys(chunk) for chunk in chunks}
+            # Requests are told "no" after ``lookup_timeout_s``, whatever this takes:
+            # a late answer serves the next, and a far store is not one that is down.
             found = self._all_done(
-                keys, self._store.exists, self._config.lookup_timeout_s
+                keys, self._store.exists, self._config.call_timeout_s
             )
             now = self._clock.now()
             with shared.lock:
@@ -365,7 +382,8 @@ class SessionPoolingManager:
         shared = self._shared
         now = self._clock.now()
         with shared.lock:
-            chunks = shared.keep_alive.due(now, self._config.max_batch)
+            batch = shared.batch_of(self._config)
+            chunks = shared.keep_alive.due(now, batch)
             keys = {chunk: shared.keys.keys(chunk) for chunk in chunks}
         if not chunks:
             return False
@@ -386,7 +404,7 @@ class SessionPoolingManager:
             # The store was emptied, or had no room: nothing is there to be kept.
             shared.tracker.drop_chunks(missing)
             shared.answers.note_missing(missing, now)
-        return len(chunks) == self._config.max_batch
+        return len(chunks) == batch
 
     def _delete(self, names: Sequence[StoreKey]) -> str | None:
         """Returns why not all of it was deleted."""
@@ -400,6 +418,10 @@ class SessionPoolingManager:
         return None
 
     # --- internals ----------------------------------------------------------------
+
+    def _complain(self, reason: str | None) -> None:
+        if reason is not None:
+            logger.warning("a purge is incomplete: %s", reason)
 
     def _manifest_key(self, session: SessionKey) -> ManifestKey:
         with self._shared.lock:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from sam_backends.memory import MemoryData
 from sam_connector.pooling.events import Ended, Published, Recalled
-from sam_connector.storage.port import ManifestRecord, WriteOutcome
-from tests.pooling.bench import Bench, chunks, eventually, key_space, session
+from sam_connector.storage.key import StoreKey
+from sam_connector.storage.port import BatchResult, ManifestRecord, WriteOutcome
+from tests.pooling.bench import (
+    Bench,
+    chunk,
+    chunks,
+    eventually,
+    key_space,
+    session,
+)
 
 
 @pytest.fixture
@@ -46,6 +54,34 @@ def test_a_store_that_hangs_keeps_nobody_for_longer_than_the_deadline() -> None:
     eventually(lambda: bench.lookup("a") == [False])
     bench.store.gate.set()
     eventually(lambda: bench.lookup("a") == [True])
+    bench.close()
+
+
+def test_a_store_that_is_far_away_is_not_one_that_is_down() -> None:
+    """Requests wait for as long as they may; the call has the time of any other."""
+    bench = Bench(lookup_timeout_s=0.01, call_timeout_s=0.5)
+    seen: list[float] = []
+    exists = bench.store.exists
+
+    def noted(keys: Sequence[StoreKey], *, deadline: float) -> BatchResult:
+        seen.append(deadline - time.monotonic())
+        return exists(keys, deadline=deadline)
+
+    bench.store.exists = noted  # type: ignore[method-assign]
+    bench.lookup("a")
+    eventually(lambda: bool(seen))
+    assert seen[0] > 0.1
+    bench.close()
+
+
+def test_a_call_asks_for_so_many_values_whatever_the_ranks() -> None:
+    bench = Bench(max_batch=8)
+    wanted = [chunk(chr(ord("a") + i)) for i in range(10)]
+    bench.store.gate.clear()
+    bench.spm.lookup(wanted)
+    bench.store.gate.set()
+    eventually(lambda: None not in bench.spm.lookup(wanted))
+    assert max(len(keys) for _, keys in bench.store.asked) <= 8
     bench.close()
 
 

@@ -159,7 +159,11 @@ def millis(ttl_s: float) -> int:
 
 def _result(replies: Sequence[Reply]) -> BatchResult:
     outcomes = [_outcome(reply) for reply in replies]
-    errors = (reply for reply in replies if isinstance(reply, StoreError))
+    errors = (
+        reply
+        for reply, outcome in zip(replies, outcomes, strict=True)
+        if isinstance(reply, StoreError) and outcome is not Outcome.MISSING
+    )
     return BatchResult(outcomes, next(errors, None))
 
 
@@ -167,5 +171,7 @@ def _outcome(reply: Reply) -> Outcome:
     if isinstance(reply, StoreFull):
         return Outcome.FULL
     if isinstance(reply, StoreError):
-        return Outcome.FAILED
+        # Under a name of ours, and nothing that we have written.
+        is_other = str(reply).startswith("WRONGTYPE")
+        return Outcome.MISSING if is_other else Outcome.FAILED
     return Outcome.DONE if reply else Outcome.MISSING

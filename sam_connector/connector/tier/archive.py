@@ -88,9 +88,6 @@ class Archive:
     def _write(self, value: Value) -> None:
         if any(content not in self._slots for content in value.contents):
             return  # nowhere any more: the offload counts it as missing
-        if self._store.spm.is_known(value.chunk):
-            self._written.append(value.chunk)
-            return
         reason = self._store.write(
             value, session=self._session, waiter=self._on_written
         )

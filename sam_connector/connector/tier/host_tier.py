@@ -317,8 +317,10 @@ class HostTier(SupportsSessionAwareKVManagement):
     ) -> OperationHandle:
         if self.state.remote is None:
             return OperationHandle(status=EditStatus.NOT_FOUND)
-        kind = Recall if edit_type is EditType.PREFETCH else RemoteEvict
-        return self._operations.open(kind, operation_id, session, ())
+        if edit_type is EditType.PREFETCH:
+            return self._operations.open(Recall, operation_id, session, ())
+        self._operations.cancel(session, offloads_only=False)
+        return self._operations.open(RemoteEvict, operation_id, session, ())
 
     @override
     def forget(self, session: SessionKey) -> None:
@@ -448,9 +450,8 @@ class HostTier(SupportsSessionAwareKVManagement):
 
     def _on_stored(self, job: Job) -> None:
         state = self.state
-        is_current = job.generation == state.generation
         is_wanted = job.owner is None or any(not op.has_ended for op in job.waiters)
-        if job.error is None and is_current and is_wanted:
+        if job.error is None and is_wanted and job.generation == state.generation:
             for copy in job.copies:
                 state.slots.publish(copy.slot, copy.content)
             state.keep(job.contexts)

@@ -58,9 +58,7 @@ class Recall(Prefetch):
             return
         self.is_found = True
         self._manifest = manifest
-        self._contexts = [
-            ContextBlocks(block_hashes=context.hashes) for context in manifest.contexts
-        ]
+        self._contexts = _fitting(manifest, self._state.gpu.num_blocks)
         self._add(self._contexts)
 
     @override
@@ -101,6 +99,19 @@ class Recall(Prefetch):
 
     def _is_in_engine(self, group_id: GroupId, block_hash: BlockHash) -> bool:
         return self._state.gpu.find((group_id, block_hash)) is not None
+
+
+def _fitting(manifest: Manifest, room: int) -> list[ContextBlocks]:
+    """What an engine's cache of ``room`` blocks can hold, the latest context first.
+
+    A manifest comes from outside, and this is work of the engine's thread.
+    """
+    found: list[ContextBlocks] = []
+    for context in reversed(manifest.contexts):
+        hashes = {group_id: of[:room] for group_id, of in context.hashes.items()}
+        room -= max(map(len, hashes.values()), default=0)
+        found.append(ContextBlocks(block_hashes=hashes))
+    return found[::-1]
 
 
 class RemoteEvict(Operation):

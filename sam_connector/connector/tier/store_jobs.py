@@ -49,12 +49,14 @@ class StoreTransfer:
         waiters: told once, when it has ended; its slots are still pinned then.
         slots: of its blocks, once under way; ``None`` for a block that is there
             already and only thrown away.
+        is_purged: it is to be deleted once it is written.
     """
 
     direction: StoreDirection
     value: Value
     waiters: list[Waiter] = field(default_factory=list)
     slots: list[Slot | None] = field(default_factory=list)
+    is_purged: bool = False
 
     @property
     def key(self) -> tuple[StoreDirection, Content]:

@@ -181,6 +181,10 @@ class StoreTier:
             self._end(item.payload, "cancelled by evict")
         if contexts:
             purged = self.sessions.purgeable(session, contexts) if purge else ()
+            for chunk in purged:
+                writing = self._transfers.get((StoreDirection.WRITE, chunk))
+                if writing is not None:
+                    writing.is_purged = True
             self.sessions.end(session, purge=purged)
 
     def _request(
@@ -355,7 +359,10 @@ class StoreTier:
         unreadable = [chunks[position] for position in job.failed - job.missing]
         if job.transfers[0].direction is StoreDirection.WRITE:
             done = set(range(len(chunks))) - job.failed
-            self.spm.on_written([chunks[position] for position in sorted(done)])
+            purged = {i for i, t in enumerate(job.transfers) if t.is_purged}
+            self.spm.on_written([chunks[i] for i in sorted(done - purged)])
+            # Also what has failed: another rank may have written its part.
+            self.spm.delete([chunks[i] for i in sorted(purged)])
         elif unreadable:
             self.spm.on_unreadable(unreadable)
         if missing:
