@@ -76,11 +76,11 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestLimits:
-    """What a manifest may contain."""
+    """What a manifest may contain: no more than a backend reads in one reply."""
 
-    max_bytes: int = 16 << 20
+    max_bytes: int = 4 << 20
     max_contexts: int = 64
-    max_blocks: int = 1 << 20
+    max_blocks: int = 1 << 17
 
 
 class VersionClock:

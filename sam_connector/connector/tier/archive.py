@@ -52,6 +52,12 @@ class Archive:
                 for value in store.shape.values(group_id, hashes, context.block_start)
             }.values()
         )
+        #: Before the first whole value of a range.
+        self._num_left_out = sum(
+            min(len(hashes), -context.block_start % store.shape.num_blocks[group_id])
+            for context in contexts
+            for group_id, hashes in context.block_hashes.items()
+        )
         self._refused: list[Value] = []
         self._num_attempts = 1
         self._retry_at = 0.0
@@ -121,6 +127,9 @@ class Archive:
             return
         self.num_unwritten = sum(len(value.hashes) for value in self._refused)
         self._refused.clear()
+        if self._num_left_out:
+            self.num_unwritten += self._num_left_out
+            self.reason = self.reason or "the range begins inside a value of the store"
         if not self._written:
             self.is_over = True
             return

@@ -46,12 +46,14 @@ def make(
     *,
     blocks_per_value: int = 1,
     store_policy: str = "on_demand",
+    ranges: bool = False,
     **options: Any,
 ) -> TieredDriver:
     return TieredDriver(
         extra_config={
             "store": store,
             "store_policy": store_policy,
+            "ranges": ranges,
             "store_value_bytes": blocks_per_value * 512,
             "store_lookup_timeout_s": 10,
             "store_timeout_s": 10,

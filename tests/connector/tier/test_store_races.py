@@ -70,6 +70,18 @@ def test_an_evict_ends_a_recall_under_way() -> None:
         b.check_no_leak()
 
 
+def test_a_range_that_begins_inside_a_value_is_not_safe_as_a_whole() -> None:
+    with make("gated://range", blocks_per_value=4, ranges=True) as a:
+        serve(a, "first", "s")
+        result = edit(a, "s", "offload", block_start=2, block_end=10)
+        assert result["status"] == "partial"
+        assert "inside a value" in result["reason"]
+        assert result["blocks"]["missing"] == 2
+        assert len(lives_of("range")) == 2
+        whole = edit(a, "s", "offload", block_start=4, block_end=8)
+        assert whole["status"] == "completed"
+
+
 def test_a_purge_wins_against_a_write_under_way() -> None:
     with make("gated://purge") as a:
         serve(a, "first", "s")
