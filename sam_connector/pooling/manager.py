@@ -200,12 +200,15 @@ class SessionPoolingManager:
         *,
         parent: SessionKey | None,
         lease_s: float,
-    ) -> None:
+    ) -> int:
         """Writes the session's manifest; one ``Published`` follows.
 
         One for several calls, if they come before the first is written.
+
+        Returns:
+            The manifest's version: this call is answered with that or a later one.
         """
-        self._desk.publish(
+        return self._desk.publish(
             self._manifest_key(session), contexts, parent=parent, lease_s=lease_s
         )
 

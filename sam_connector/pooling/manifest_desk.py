@@ -92,10 +92,15 @@ class ManifestDesk:
         *,
         parent: SessionKey | None,
         lease_s: float,
-    ) -> None:
-        """Writes a manifest; one for several calls that come before it is written."""
+    ) -> int:
+        """Writes a manifest; one for several calls that come before it is written.
+
+        Returns:
+            Its version: a ``Published`` with that or a later one answers the call.
+        """
         session, now = key.session, self._wall_clock()
         with self._lock:
+            version = self._versions.next(session, now)
             is_new = session not in self._publications
             reason = self._refusal() if is_new else None
             if reason is None:
@@ -105,13 +110,14 @@ class ManifestDesk:
                     block_sizes=self._block_sizes,
                     parent=parent,
                     lease_until=now + lease_s if lease_s > 0 else 0.0,
-                    version=self._versions.next(session, now),
+                    version=version,
                 )
                 self._publications[session] = _Publication(key, manifest)
         if reason is not None:
-            self._tell(Published(session, reason))
+            self._tell(Published(session, reason, version))
         elif is_new:
             self._calls.submit(lambda: self._write(session))
+        return version
 
     def recall(self, key: ManifestKey) -> int:
         """Reads a manifest."""
@@ -151,13 +157,13 @@ class ManifestDesk:
         """Whoever still waits is told; the thread has ended before."""
         with self._lock:
             self._is_closed = True
-            publications = list(self._publications)
+            publications = list(self._publications.items())
             waiting = list(self._open.values())
             self._publications.clear()
             self._open.clear()
         reason = "the engine ends"
-        for session in publications:
-            self._tell(Published(session, reason))
+        for session, publication in publications:
+            self._tell(Published(session, reason, publication.manifest.version))
         for refuse in waiting:
             self._tell(refuse(reason))
         if self._manifests is not None:
@@ -222,7 +228,7 @@ class ManifestDesk:
             if is_current and is_last:
                 del self._publications[session]
         if is_current and is_last:
-            self._tell(Published(session, reason))
+            self._tell(Published(session, reason, publication.manifest.version))
             return
         # A later turn's took its place meanwhile, or it is tried again.
         delay_s = self._config.retry_s * 2 ** (publication.num_attempts - 1)
@@ -287,8 +293,9 @@ class ManifestDesk:
             is_over = publication is not None and publication.manifest.version < version
             if is_over:
                 del self._publications[key.session]
-        if is_over:
-            self._tell(Published(key.session, "the session has ended"))
+        if publication is not None and is_over:
+            reason = "the session has ended"
+            self._tell(Published(key.session, reason, publication.manifest.version))
         if self._manifests is None:
             return Ended(ticket, is_known)
         read = self._read_record(key)
