@@ -15,6 +15,7 @@ from tests.core.test_manager_model import ManagerMachine, RangedMachine
 pytestmark = pytest.mark.timeout(120)
 
 NUM_STEPS = 250
+RESUMES = [None, None, 0, 3, 10, 25, 9999]
 
 
 def walk(machine: ManagerMachine, random: Random) -> None:
@@ -31,6 +32,7 @@ def walk(machine: ManagerMachine, random: Random) -> None:
         random.choice([None, None, 0, 5, 20, 20, 9999]),
         random.choice([None, None, 0, 2, 4]),
         random.random() < 0.1,
+        random.choice(RESUMES),
     )
     step = random.choices(
         ["turn", "begin", "go_on", "control", "steps", "strangers", "reset", "range"],
@@ -50,7 +52,12 @@ def walk(machine: ManagerMachine, random: Random) -> None:
         )
     elif step == "control":
         what = random.choice(["lease", "lease", "lease", "evict", "free"])
-        machine.control(session=session, what=what, ttl=random.choice([0, 2, 15, 40]))
+        machine.control(
+            session=session,
+            what=what,
+            ttl=random.choice([0, 2, 15, 40]),
+            resume=random.choice(RESUMES),
+        )
     elif step == "steps":
         machine.steps(seconds=random.choice([1, 1, 2, 4, 10, 35]))
     elif step == "strangers":
