@@ -20,9 +20,11 @@ class Claim:
         first: first free block of the run, ``None`` if there is none.
         last: last free block of the run.
         num_free: length of the run.
+        order: where the run is filed by time; ``None`` if it is placed by last use,
+            or there is none.
     """
 
-    __slots__ = ("due_at", "first", "last", "num_free", "owner", "zone")
+    __slots__ = ("due_at", "first", "last", "num_free", "order", "owner", "zone")
 
     def __init__(self, owner: Any, zone: Zone, due_at: float = 0.0) -> None:
         self.owner = owner
@@ -31,11 +33,12 @@ class Claim:
         self.first: Any = None
         self.last: Any = None
         self.num_free = 0
+        self.order: DueOrder | None = None
 
     @property
     def is_timed(self) -> bool:
         """Whether its run is placed by time, and not by last use."""
-        return self.zone is Zone.C or (self.zone is Zone.B and self.due_at > 0.0)
+        return self.zone is Zone.C or (self.due_at > 0.0 and self.zone is Zone.B)
 
 
 #: Marks a block in use whose content is dead: next in line once it is freed.
@@ -66,20 +69,21 @@ class DueOrder:
         before its prefix.
         """
         claims = self.claims
+        claim.order = self
         position = bisect_right(claims, -claim.due_at, key=by_due)
         claims.insert(position, claim)
         return claims[position + 1].first if position + 1 < len(claims) else end
 
     def add_beside(self, claim: Claim, known: Claim, *, before: bool) -> None:
         """Files a claim next to one of the same time."""
-        self.claims.insert(self._find(known) + (not before), claim)
+        claim.order = self
+        self.claims.insert(self.claims.index(known) + (not before), claim)
 
     def remove(self, claim: Claim) -> None:
-        del self.claims[self._find(claim)]
-
-    def _find(self, claim: Claim) -> int:
-        start = bisect_left(self.claims, -claim.due_at, key=by_due)
-        return self.claims.index(claim, start)
+        claims = self.claims
+        claim.order = None
+        start = bisect_left(claims, -claim.due_at, key=by_due)
+        del claims[claims.index(claim, start)]
 
     def check_integrity(self, runs: list[Claim]) -> None:
         """Checks the order against the claims whose runs are on the list."""

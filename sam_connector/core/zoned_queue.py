@@ -264,8 +264,8 @@ class ZonedFreeQueue(FreeList):
             self._first_b = free[0]
         if before and successor is self._first_c:
             self._first_c = free[0]
-        if claim.is_timed:
-            self._timed(claim).add_beside(split, claim, before=before)
+        if claim.order is not None:
+            claim.order.add_beside(split, claim, before=before)
         self._link_all(successor, free)
         split.first, split.last, split.num_free = free[0], free[-1], len(free)
         self._num_retained += len(free)
@@ -348,8 +348,8 @@ class ZonedFreeQueue(FreeList):
         if claim.num_free:
             claim.first = next_block
         else:
-            if claim.is_timed:
-                self._timed(claim).remove(claim)
+            if claim.order is not None:
+                claim.order.remove(claim)
             claim.first = claim.last = None
 
     def _extract_run(self, claim: Claim) -> tuple[Any, Any, int]:
@@ -363,8 +363,8 @@ class ZonedFreeQueue(FreeList):
                 self._first_c = following
             first.prev_free_block.next_free_block = following
             following.prev_free_block = first.prev_free_block
-            if claim.is_timed:
-                self._timed(claim).remove(claim)
+            if claim.order is not None:
+                claim.order.remove(claim)
             self._num_retained -= length
             claim.first = claim.last = None
             claim.num_free = 0
@@ -374,7 +374,9 @@ class ZonedFreeQueue(FreeList):
         """Links the chain ``first`` .. ``last`` as the end of the claim's run."""
         if first is None:
             return
-        if not claim.is_timed:
+        if claim.order is not None:
+            successor = claim.last.next_free_block
+        elif not claim.is_timed:
             # Used just now: what is there already moves up with it.
             old_first, old_last, old_length = self._extract_run(claim)
             successor = self._end_of_used
@@ -384,15 +386,16 @@ class ZonedFreeQueue(FreeList):
                 self._link_run(successor, old_first, old_last)
                 claim.first, claim.num_free = old_first, old_length
                 self._num_retained += old_length
-        elif claim.first is not None:
-            successor = claim.last.next_free_block
         else:
-            is_leased = claim.zone is Zone.C
-            end = self.fake_free_list_tail if is_leased else self._first_c
-            successor = self._timed(claim).add(claim, end)
+            if claim.zone is Zone.C:
+                successor = self._leased.add(claim, self.fake_free_list_tail)
+                is_first_c = self._first_c is successor
+            else:
+                successor = self._expected.add(claim, self._first_c)
+                is_first_c = False
             if self._first_b is successor:
                 self._first_b = first
-            if self._first_c is successor and is_leased:
+            if is_first_c:
                 self._first_c = first
         self._link_run(successor, first, last)
         if claim.first is None:
@@ -406,9 +409,6 @@ class ZonedFreeQueue(FreeList):
         """What follows the runs that are placed by last use."""
         timed = self._expected.claims
         return timed[0].first if timed else self._first_c
-
-    def _timed(self, claim: Claim) -> DueOrder:
-        return self._leased if claim.zone is Zone.C else self._expected
 
     def _append_claimed(self, blocks: Sequence[Any]) -> None:
         """Appends blocks in chains of equal claims, linking while looking.
