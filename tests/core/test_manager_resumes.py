@@ -206,7 +206,8 @@ def test_a_split_keeps_what_is_expected() -> None:
 def test_a_prefix_of_very_many_sessions_loses_them_one_by_one() -> None:
     engine = Engine(num_blocks=300)
     for number in range(200):
-        engine.turn(f"s{number}", "ab" + chr(1000 + number), ttl=3000, resume=10)
+        text = "ab" + chr(1000 + number)
+        engine.turn(f"s{number}", text, ttl=3000, resume=1 + number * 31 % 200)
     for _ in range(20):
         engine.step(11)
         engine.check_integrity()
