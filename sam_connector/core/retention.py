@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from sam_connector.core.claim import Claim
+from sam_connector.core.expectations import Expectations
 from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId, Zone
 from sam_connector.core.zoned_queue import ZonedFreeQueue
 from sam_connector.errors import IntegrityError
@@ -86,6 +87,7 @@ class Segment:
         expire_at: the latest of the deadlines (RFC: ``ttl_expire_at``).
         num_latest: how many holders have that deadline.
         num_at_rest: holders with a live deadline and no running request.
+        expectations: when its holders expect to be back; ``None`` if none has said.
         num_leaves: contexts that end here, whether or not they still hold it.
         zone: where its free blocks belong; ``None`` while nobody holds it.
         is_protected: counts towards the protected share of the pool.
@@ -97,6 +99,7 @@ class Segment:
         "children",
         "claim",
         "deadlines",
+        "expectations",
         "expire_at",
         "group_id",
         "hashes",
@@ -125,6 +128,7 @@ class Segment:
         self.expire_at = 0.0
         self.num_latest = 0
         self.num_at_rest = 0
+        self.expectations: Expectations | None = None
         self.is_protected = False
         self.num_leaves = 0
         self.zone: Zone | None = None
@@ -134,6 +138,30 @@ class Segment:
     @property
     def end(self) -> int:
         return self.start + len(self.hashes)
+
+    @property
+    def due_at(self) -> float:
+        """When the first of its holders is due back; 0 if nobody can tell.
+
+        The earliest moment that a holder expects to be back at. If some holders
+        expect nothing, no later than the end of their lease, which is all that is
+        known of them.
+        """
+        expected = self.expectations
+        if not expected:
+            return self.expire_at
+        if self.expire_at and len(expected) < len(self.deadlines):
+            return min(expected.earliest, self.expire_at)
+        return expected.earliest
+
+    def expect(self, holder: Any, resume_at: float) -> None:
+        """A holder expects to be back at ``resume_at``; 0 takes that back."""
+        if self.expectations is not None:
+            self.expectations.set(holder, resume_at)
+            if not self.expectations:
+                self.expectations = None
+        elif resume_at:
+            self.expectations = Expectations({holder: resume_at})
 
 
 class Retention:
@@ -238,9 +266,9 @@ class Retention:
             return
         self._count(segment, segment.num_resident)
         if segment.claim is None:
-            segment.claim = self._queue.open_claim(segment, new, segment.expire_at)
+            segment.claim = self._queue.open_claim(segment, new, segment.due_at)
         else:
-            self._queue.move_claim(segment.claim, new, segment.expire_at)
+            self._queue.move_claim(segment.claim, new, segment.due_at)
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Moves the blocks before logical index ``at`` to a new segment above.
@@ -261,6 +289,8 @@ class Retention:
         upper.expire_at = segment.expire_at
         upper.num_latest = segment.num_latest
         upper.num_at_rest = segment.num_at_rest
+        if segment.expectations is not None:
+            upper.expectations = segment.expectations.copy()
         upper.is_protected = segment.is_protected
         upper.zone = segment.zone
         upper.was_shared = segment.was_shared
@@ -371,6 +401,12 @@ class Retention:
                 raise IntegrityError(f"segment at {segment.start}: wrong zone")
             if (segment.claim is None) != (segment.zone is None):
                 raise IntegrityError(f"segment at {segment.start}: claim")
+            if (
+                segment.claim is not None
+                and self._queue.enforce
+                and segment.claim.due_at != segment.due_at
+            ):
+                raise IntegrityError(f"segment at {segment.start}: wrong time")
             for offset, block_id in enumerate(segment.block_ids):
                 if block_id == NULL_BLOCK_ID:
                     continue

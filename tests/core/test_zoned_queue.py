@@ -102,8 +102,8 @@ def test_it_has_every_public_name_of_vllms_queue(kv_cache_utils: ModuleType) -> 
 class Bench:
     """Free blocks, the n-th under the claim that the n-th letter names.
 
-    ``A`` is unclaimed, lower-case letters are claims in zone B, digits claims in
-    zone C with that deadline.
+    ``A`` is unclaimed, lower-case letters are claims in zone B, ``B`` to ``Z`` claims
+    there that are due back at 1 to 25, digits claims in zone C with that deadline.
     """
 
     def __init__(self, layout: str) -> None:
@@ -118,6 +118,8 @@ class Bench:
     def claim(self, name: str) -> Claim:
         if name not in self.claims:
             place = (Zone.C, float(name)) if name.isdigit() else (Zone.B, 0.0)
+            if name.isupper():
+                place = (Zone.B, float(ord(name) - ord("A")))
             self.claims[name] = self.queue.open_claim(name, *place)
         return self.claims[name]
 
@@ -158,6 +160,48 @@ def test_the_whole_claim_moves_up_when_part_of_it_was_used() -> None:
 def test_in_c_the_latest_deadline_is_taken_first() -> None:
     bench = Bench("152255")
     assert bench.order == [1, 4, 5, 2, 3, 0]
+
+
+def test_in_b_who_will_be_back_follows_the_others_latest_first() -> None:
+    bench = Bench("BbZA1Zc")
+    assert bench.order == [3, 1, 6, 2, 5, 0, 4]
+    bench.use(1)
+    bench.free(1)
+    assert bench.order == [3, 6, 1, 2, 5, 0, 4]
+
+
+def test_use_does_not_move_who_has_said_when_it_will_be_back() -> None:
+    bench = Bench("CCBB")
+    bench.use(0)
+    bench.free(0)
+    assert bench.order == [1, 0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ((Zone.B, 9.0), [2, 0, 1, 3, 4]),
+        ((Zone.B, 0.5), [2, 3, 0, 1, 4]),
+        ((Zone.B, 0.0), [2, 0, 1, 3, 4]),
+        ((Zone.C, 0.5), [2, 3, 4, 0, 1]),
+        ((Zone.C, 2.5), [2, 3, 0, 1, 4]),
+    ],
+)
+def test_another_time_moves_the_whole_run(
+    place: tuple[Zone, float], expected: list[int]
+) -> None:
+    bench = Bench("CCbB1")
+    bench.queue.move_claim(bench.claim("C"), *place)
+    assert bench.order == expected
+
+
+def test_a_time_that_is_taken_back_counts_as_use() -> None:
+    bench = Bench("bCaB")
+    bench.queue.move_claim(bench.claim("C"), Zone.B)
+    assert bench.order == [0, 2, 1, 3]
+    bench.use(0)
+    bench.free(0)
+    assert bench.order == [2, 1, 0, 3]
 
 
 def test_a_renewed_lease_moves_the_whole_run() -> None:
@@ -239,12 +283,12 @@ def test_reuse_when_freed_leaves_a_free_block_where_it_is() -> None:
     assert bench.order == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["b", "1"])
+@pytest.mark.parametrize("name", ["b", "C", "1"])
 @pytest.mark.parametrize(("before", "expected"), [(1, [3, 1, 2]), (0, [1, 2, 3])])
 def test_a_split_claim_stays_where_it_was(
     name: str, before: int, expected: list[int]
 ) -> None:
-    bench = Bench("A" + name * 3 + {"b": "c", "1": "0"}[name])
+    bench = Bench("A" + name * 3 + {"b": "c", "C": "B", "1": "0"}[name])
     bench.queue.split_claim(
         bench.claim(name), [bench.blocks[3]], owner="new", before=bool(before)
     )
@@ -282,9 +326,15 @@ def test_check_integrity_sees_every_kind_of_damage() -> None:
     def damage_run(bench: Bench) -> None:
         bench.claim("b").num_free -= 1
 
+    def damage_order_in_b(bench: Bench) -> None:
+        bench.claim("C").due_at = 0.5
+
+    def damage_kind_in_b(bench: Bench) -> None:
+        bench.claim("b").due_at = 7.0
+
     def damage_order(bench: Bench) -> None:
-        bench.claim("1").deadline = 99.0
-        bench.claim("2").deadline = 98.0
+        bench.claim("1").due_at = 99.0
+        bench.claim("2").due_at = 98.0
 
     for damage in (
         damage_links,
@@ -293,8 +343,10 @@ def test_check_integrity_sees_every_kind_of_damage() -> None:
         damage_boundary,
         damage_run,
         damage_order,
+        damage_order_in_b,
+        damage_kind_in_b,
     ):
-        bench = Bench("AAbb12")
+        bench = Bench("AAbb12CB")
         damage(bench)
         with pytest.raises(IntegrityError):
             bench.queue.check_integrity()
@@ -362,6 +414,10 @@ def test_in_shadow_mode_nothing_is_retained() -> None:
         ("bb99", [0, 1]),
         ("bbb99", [0, 1]),
         ("99", [0, 1]),
+        ("CCCBB", [0, 1]),
+        ("CCBB", [0, 1]),
+        ("bCC9", [0, 1]),
+        ("bCC9", [0]),
     ],
 )
 def test_what_is_put_back_is_first_in_line_again(layout: str, taken: list[int]) -> None:
