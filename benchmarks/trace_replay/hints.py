@@ -8,6 +8,7 @@ an agent waits for has ended. ``benchmarks.demo.policy`` says the same over HTTP
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ class Call(NamedTuple):
     session: str
     edit: EditType | None
     ttl_s: float = 0.0
+    expected_resume_s: float | None = None
     block_start: int | None = None
     block_end: int | None = None
 
@@ -46,6 +48,9 @@ class HintRules:
             the last of them has ended.
         name_side_calls: whether a one-off call, such as one for a title, names the
             session; if not, it is no part of any and carries no hint.
+        expect_resume: say when the agent will probably be back: after as long as its
+            tools have taken so far on average, or as the children of earlier agents
+            have.
         wrong_share: of the sessions so many, chosen by lot, send random leases, evict
             themselves while they go on, and prefetch the dead.
     """
@@ -56,12 +61,18 @@ class HintRules:
     keep_template: bool = True
     offload_waiting: bool = False
     name_side_calls: bool = False
+    expect_resume: bool = True
     wrong_share: float = 0.0
 
     @classmethod
     def session_ids(cls) -> HintRules:
         """Sessions are named, and nothing is said of them."""
-        return cls(tool_ttl_s=None, wait_ttl_s=None, evict_at_end=False)
+        return cls(
+            tool_ttl_s=None,
+            wait_ttl_s=None,
+            evict_at_end=False,
+            expect_resume=False,
+        )
 
 
 class Harness:
@@ -79,6 +90,8 @@ class Harness:
         self._dead: list[str] = []
         self._block_size = workload.block_size
         self._children: dict[str, list[str]] = {}
+        self._tools = Pauses(default_s=5.0)
+        self._waits = Pauses(default_s=120.0)
 
     def hint(self, turn: Turn) -> dict[str, Any] | None:
         """``agent_hint`` of a request."""
@@ -93,7 +106,15 @@ class Harness:
             ttl_s = self._rng.uniform(0.0, _MAX_TTL_S)
         if ttl_s is not None:
             hint["cache_control"] = {"ttl": ttl_s}
+        if rules.expect_resume:
+            hint["expected_resume_s"] = self._tools.expected_s(turn.session)
         return hint
+
+    def on_arrival(self, turn: Turn, now_s: float) -> None:
+        """The agent is back."""
+        if turn.next is not Next.SIDE_CALL:
+            self._tools.end(turn.session, now_s)
+            self._waits.end(turn.session, now_s)
 
     def on_ready(self, turn: Turn) -> Iterable[Call]:
         """All that the turn waits for has ended; its own pause comes next."""
@@ -103,11 +124,15 @@ class Harness:
         elif self._rules.offload_waiting and turn.index in self._resuming:
             yield Call(turn.session, EditType.PREFETCH)
 
-    def on_answer(self, turn: Turn) -> Iterable[Call]:
+    def on_answer(self, turn: Turn, now_s: float) -> Iterable[Call]:
         """The answer is there and shows what follows."""
         rules = self._rules
         if turn.next is Next.END:
             self._dead.append(turn.session)
+        elif turn.next is Next.TOOL:
+            self._tools.begin(turn.session, now_s)
+        elif turn.next is Next.CHILDREN:
+            self._waits.begin(turn.session, now_s)
         if turn.session in self.wrong:
             if self._rng.random() < 0.5:
                 yield Call(turn.session, EditType.EVICT)
@@ -116,7 +141,10 @@ class Harness:
                 yield from self._end(turn)
         elif turn.next is Next.CHILDREN:
             if rules.wait_ttl_s is not None:
-                yield Call(turn.session, None, rules.wait_ttl_s)
+                expected_s = None
+                if rules.expect_resume:
+                    expected_s = self._waits.expected_s(turn.session)
+                yield Call(turn.session, None, rules.wait_ttl_s, expected_s)
             if rules.offload_waiting:
                 yield Call(turn.session, EditType.OFFLOAD)
 
@@ -133,7 +161,36 @@ class Harness:
         yield Call(
             turn.session, EditType.EVICT, block_start=template, block_end=num_blocks
         )
+        yield Call(turn.session, None, 0.0)
         self._children.setdefault(turn.parent, []).append(turn.session)
+
+
+class Pauses:
+    """How long pauses of one kind have taken so far.
+
+    Args:
+        default_s: what is said before there was any.
+    """
+
+    def __init__(self, *, default_s: float) -> None:
+        self._default_s = default_s
+        self._begun: dict[str, float] = {}
+        self._of: dict[str, list[float]] = {}
+        self._all: list[float] = []
+
+    def begin(self, session: str, now_s: float) -> None:
+        self._begun[session] = now_s
+
+    def end(self, session: str, now_s: float) -> None:
+        begun_s = self._begun.pop(session, None)
+        if begun_s is not None:
+            self._of.setdefault(session, []).append(now_s - begun_s)
+            self._all.append(now_s - begun_s)
+
+    def expected_s(self, session: str) -> float:
+        """The mean of the agent's own, of everybody's if it had none."""
+        known = self._of.get(session) or self._all or [self._default_s]
+        return min(_MAX_TTL_S, statistics.fmean(known))
 
 
 def wrong_sessions(workload: Workload, share: float) -> frozenset[str]:

@@ -93,6 +93,7 @@ class SamPolicy(Policy):
             hint = self._harness.hint(turn)
             if hint is not None:
                 request.kv_transfer_params = {"agent_hint": hint}
+            self._harness.on_arrival(turn, self._clock.now())
         self.side.on_new_request(request)
 
     @override
@@ -139,7 +140,7 @@ class SamPolicy(Policy):
     @override
     def on_answer(self, turn: Turn) -> None:
         if self._harness is not None:
-            self._send(self._harness.on_answer(turn))
+            self._send(self._harness.on_answer(turn, self._clock.now()))
 
     @override
     def num_kept(self) -> int:
@@ -182,7 +183,9 @@ class SamPolicy(Policy):
         for call in calls:
             key = SessionKey(TENANT, call.session)
             if call.edit is None:
-                host.set_lease(key, call.ttl_s)
+                host.set_lease(
+                    key, call.ttl_s, expected_resume_s=call.expected_resume_s
+                )
             else:
                 edit = Edit(
                     type=call.edit,
