@@ -12,12 +12,12 @@ from benchmarks.demo.model import DEMO_MODEL, ModelSpec
 from benchmarks.demo.server import BLOCK_SIZE, longest_blocks, pool_blocks
 from benchmarks.demo.workload import TraceRow, Workload, build_workload, load_trace
 
-NUM_ROWS = 200
+NUM_ROWS = 160
 TOKEN_DIVISOR = 24
 #: Outputs shrink less than prompts: a time per token needs more than one of them.
 OUTPUT_DIVISOR = 16
 GAP_DIVISOR = 10.0
-#: Of the peak live context; of all 200 rows, about 100,000 recorded tokens.
+#: Of the peak live context.
 POOL_FRACTION = 0.4
 #: Host memory over the engine's own cache.
 HOST_RATIO = 4

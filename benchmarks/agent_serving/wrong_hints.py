@@ -26,7 +26,7 @@ LEASES_S = (0.0, 1.0, 10.0, 100.0, 3600.0)
 
 
 def wrong_sessions(turns: Sequence[Turn], seed: int) -> frozenset[str]:
-    """One session in five, rounded up.
+    """One session in five, rounded to the nearest, but one at least.
 
     By chance one out of each five that are next to each other in their number of
     turns, so that the wrong ones are neither all long nor all short.
@@ -35,7 +35,11 @@ def wrong_sessions(turns: Sequence[Turn], seed: int) -> frozenset[str]:
     ordered = sorted(lengths, key=lambda session: (-lengths[session], session))
     fives = [ordered[i : i + ONE_IN] for i in range(0, len(ordered), ONE_IN)]
     chance = random.Random(seed)
-    return frozenset(chance.choice(five) for five in fives)
+    return frozenset(
+        chance.choice(five)
+        for five in fives
+        if five is fives[0] or 2 * len(five) > ONE_IN
+    )
 
 
 class WrongPolicy(AgentPolicy):

@@ -45,9 +45,18 @@ def test_one_session_in_five_is_wrong_and_has_about_a_fifth_of_the_turns(
     sessions = {turn.session for turn in TURNS}
     wrong = wrong_sessions(TURNS, seed)
     assert wrong < sessions
-    assert len(wrong) == -(-len(sessions) // ONE_IN)
+    assert len(wrong) == round(len(sessions) / ONE_IN)
     share = sum(turn.session in wrong for turn in TURNS) / len(TURNS)
     assert 0.1 < share < 0.35
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_sessions", "num_wrong"), [(1, 1, 1), (60, 7, 1), (200, 14, 3)]
+)
+def test_the_share_is_rounded(num_rows: int, num_sessions: int, num_wrong: int) -> None:
+    turns = scenario(num_rows).workload.turns
+    assert len({turn.session for turn in turns}) == num_sessions
+    assert len(wrong_sessions(turns, 0)) == num_wrong
 
 
 def test_who_is_wrong_depends_on_the_seed_alone() -> None:
