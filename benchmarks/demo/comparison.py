@@ -84,8 +84,8 @@ def ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
 
 
 def _suffixed(key: str, name: str) -> str:
-    """``ttft_mean_s`` becomes ``ttft_mean_stock_s``: the unit stays last."""
-    if key.endswith("_s"):
+    """``ttft_mean_s`` becomes ``ttft_mean_stock_s``: a plain unit stays last."""
+    if key.endswith("_s") and not key.endswith("_per_s"):
         return f"{key.removesuffix('_s')}_{name}_s"
     return f"{key}_{name}"
 

@@ -30,7 +30,7 @@ def test_everything_is_there_under_its_name() -> None:
     assert out["ttft_ratio_spread"] == [0.1667, 0.5]
     assert out["ttft_ratio_vs_tier"] == 1.0
     for kind in DEMO_ARMS:
-        for name in ("cached_rate", "recomputed_tokens", "bytes_moved"):
+        for name in ("cached_rate", "recomputed_tokens", "tokens_per_s"):
             assert f"{name}_{kind}" in out
     assert out["bytes_moved_tier"] == 3 << 20
     assert out["sam_stats"] == {"of": "hints"}
