@@ -80,7 +80,9 @@ class WrongPolicy(AgentPolicy):
         chance = self._chance("answer", turn)
         kind = chance.choice(("lease", "evict", "prefetch"))
         if kind == "prefetch" and self._ended:
-            return edit(chance.choice(self._ended), self._run, "prefetch")
+            # Of one that was evicted at its end nothing is left to bring back.
+            left = [name for name in self._ended if name in self._wrong]
+            return edit(chance.choice(left or self._ended), self._run, "prefetch")
         if kind == "evict" and turn.next is not Next.END:
             return edit(turn.session, self._run, "evict")
         return lease(turn.session, self._run, chance.choice(LEASES_S))

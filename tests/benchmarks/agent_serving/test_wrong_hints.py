@@ -98,7 +98,7 @@ def test_it_evicts_itself_while_it_goes_on_and_prefetches_the_dead(seed: int) ->
             continue
         for call in calls:
             if edit_of(call) == "prefetch":
-                assert session_of(call) in ended
+                assert session_of(call) in (ended & wrong or ended)
             else:
                 assert session_of(call) == turn.session
             if edit_of(call) == "evict":
