@@ -95,6 +95,9 @@ def policies(setting: Setting) -> dict[str, Callable[[], Policy]]:
             "hints_no_evict", replace(rules, evict_at_end=False)
         ),
         "hints": lambda: SamPolicy("hints", rules),
+        "hints_expected": lambda: SamPolicy(
+            "hints_expected", replace(rules, expect_resume=True)
+        ),
         "tier": lambda: SamPolicy("tier", with_tier, setting.tier("hinted")),
         "wrong": lambda: SamPolicy(
             "wrong",

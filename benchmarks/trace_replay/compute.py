@@ -91,17 +91,22 @@ class Compute:
 
     def time_to_next(self) -> float:
         """Seconds until ``take_due`` has something, if nothing changes."""
-        wait_s = math.inf
-        if self._decodes:
-            wait_s = max(0.0, self._decodes[0][0] - self._steps) * self.step_s
-        if self._prefills:
-            left = max(0.0, self._prefills[0].left)
-            wait_s = min(wait_s, left * self.step_s / self._chunk)
-        return wait_s
+        if not self._decodes and not self._prefills:
+            return math.inf
+        return self._steps_to_next * self.step_s
 
-    def advance(self, elapsed_s: float) -> None:
-        """Time has gone by, not beyond the next event."""
-        num_steps = elapsed_s / self.step_s if elapsed_s else 0.0
+    def advance(self, elapsed_s: float, *, is_next: bool) -> None:
+        """Time has gone by.
+
+        Args:
+            elapsed_s: no more than ``time_to_next`` said.
+            is_next: it was as much; to be told, since the clock rounds.
+        """
+        if not self._decodes and not self._prefills:
+            return
+        num_steps = elapsed_s / self.step_s if self.step_s else 0.0
+        if is_next:
+            num_steps = self._steps_to_next
         if self._prefills:
             self._prefills[0].left -= num_steps * self._chunk
         self._steps += num_steps
@@ -111,12 +116,21 @@ class Compute:
         due = []
         while self._prefills and self._prefills[0].left <= _EPSILON:
             due.append(self._prefills.popleft().then)
-        reached = self._steps + _EPSILON if self.step_s else math.inf
+        reached = self._steps + _EPSILON
         while self._decodes and self._decodes[0][0] <= reached:
             _, _, work = heapq.heappop(self._decodes)
             self._context_tokens -= work.context_tokens
             due.append(work.then)
         return due
+
+    @property
+    def _steps_to_next(self) -> float:
+        steps = math.inf
+        if self._decodes:
+            steps = max(0.0, self._decodes[0][0] - self._steps)
+        if self._prefills:
+            steps = min(steps, max(0.0, self._prefills[0].left) / self._chunk)
+        return steps
 
     @property
     def _chunk(self) -> float:

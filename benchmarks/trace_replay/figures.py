@@ -25,7 +25,8 @@ def figures(setting: Setting, replays: Mapping[str, Replay]) -> dict[str, float]
         gain = arms["hints"].hit - lru.hit
         found["gap_closed_hints"] = gain / gap if gap > 0 else 1.0
         found["peak_ratio_hints"] = arms["hints"].kept_peak / lru.kept_peak
-        found["kept_mean_ratio_hints"] = arms["hints"].kept_mean / lru.kept_mean
+        if lru.kept_mean:
+            found["kept_mean_ratio_hints"] = arms["hints"].kept_mean / lru.kept_mean
     if "tier" in arms:
         found |= _against(lru, arms["tier"], "tier")
     if "belady_tier" in arms:

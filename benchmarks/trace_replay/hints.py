@@ -61,7 +61,7 @@ class HintRules:
     keep_template: bool = True
     offload_waiting: bool = False
     name_side_calls: bool = False
-    expect_resume: bool = True
+    expect_resume: bool = False
     wrong_share: float = 0.0
 
     @classmethod
@@ -71,7 +71,6 @@ class HintRules:
             tool_ttl_s=None,
             wait_ttl_s=None,
             evict_at_end=False,
-            expect_resume=False,
         )
 
 

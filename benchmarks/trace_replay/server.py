@@ -101,12 +101,11 @@ class VirtualServer:
         for turn in self._loop.first():
             self._get_ready(turn)
         while True:
-            time_s = self.now_s + self.compute.time_to_next()
-            if self._events:
-                time_s = min(time_s, self._events[0][0])
-            if time_s == math.inf:
+            compute_s = self.now_s + self.compute.time_to_next()
+            event_s = self._events[0][0] if self._events else math.inf
+            if compute_s == event_s == math.inf:
                 break
-            self._advance(time_s)
+            self._advance(min(compute_s, event_s), is_next=compute_s <= event_s)
             for handler in self.compute.take_due():
                 handler()
             while self._events and self._events[0][0] <= self.now_s:
@@ -134,9 +133,9 @@ class VirtualServer:
 
     # --- time -------------------------------------------------------------------------
 
-    def _advance(self, time_s: float) -> None:
+    def _advance(self, time_s: float, *, is_next: bool) -> None:
         self._usage.advance(time_s)
-        self.compute.advance(time_s - self.now_s)
+        self.compute.advance(time_s - self.now_s, is_next=is_next)
         self.now_s = time_s
         self.compute.busy_directions = self.link.num_busy(time_s)
         self.policy.advance(time_s)
