@@ -95,9 +95,13 @@ class GatherCopier:
             while len(batch):
                 local = _io_vector(batch.device, batch.sizes)
                 remote = _io_vector(batch.host, batch.sizes)
-                count = len(batch)
                 copied = call(
-                    pid, local.ctypes.data, count, remote.ctypes.data, count, 0
+                    pid,
+                    local.ctypes.data,
+                    len(local),
+                    remote.ctypes.data,
+                    len(remote),
+                    0,
                 )
                 if copied <= 0:
                     code = ctypes.get_errno()
@@ -116,8 +120,18 @@ def _subset(descriptors: Descriptors, which: object) -> Descriptors:
 
 
 def _io_vector(addresses: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The kernel's ``struct iovec[]``: an address and a length, again and again."""
-    return np.ascontiguousarray(np.column_stack((addresses, sizes)))
+    """The kernel's ``struct iovec[]``: an address and a length, again and again.
+
+    The two sides are two strings of bytes to the kernel, cut wherever they like. So
+    neighbours are joined on each side alone: it looks pages up once for each entry.
+    """
+    is_first = np.ones(len(sizes), dtype=bool)
+    np.not_equal(addresses[:-1] + sizes[:-1], addresses[1:], out=is_first[1:])
+    first = np.flatnonzero(is_first)
+    vector = np.empty((len(first), 2), dtype=np.int64)
+    vector[:, 0] = addresses[first]
+    vector[:, 1] = np.add.reduceat(sizes, first)
+    return vector
 
 
 def vector_copies() -> dict[Direction, VectorCopy]:

@@ -100,6 +100,39 @@ def test_a_call_may_stop_anywhere(
     arena.check(direction)
 
 
+@pytest.mark.parametrize("direction", Direction)
+def test_neighbours_on_one_side_are_one_entry_there(
+    system_calls: dict[Direction, VectorCopy], direction: Direction
+) -> None:
+    """Blocks from all over go to slots in a row."""
+    num_pieces, size = 100, 48
+    order = np.random.default_rng(2).permutation(num_pieces)
+    device, host = (
+        np.random.default_rng(seed).integers(0, 255, (num_pieces, size), np.uint8)
+        for seed in (3, 4)
+    )
+    expected = device[order] if direction is Direction.STORE else host.copy()
+    counts: list[tuple[int, int]] = []
+
+    def counting(
+        pid: int, local: int, num_local: int, remote: int, num_remote: int, flags: int
+    ) -> int:
+        counts.append((num_local, num_remote))
+        return system_calls[direction](pid, local, num_local, remote, num_remote, flags)
+
+    descriptors = Descriptors(
+        device=device.ctypes.data + order * size,
+        host=host.ctypes.data + np.arange(num_pieces) * size,
+        sizes=np.full(num_pieces, size),
+    )
+    GatherCopier({direction: counting}).copy(descriptors, direction)
+    assert np.array_equal(host, expected)
+    assert np.array_equal(device[order], expected)
+    ((num_local, num_remote),) = counts
+    assert num_local > 90
+    assert num_remote == 1
+
+
 def test_nothing_is_a_list_too(system_calls: dict[Direction, VectorCopy]) -> None:
     GatherCopier(system_calls).copy(Descriptors.concatenate([]), Direction.STORE)
 
