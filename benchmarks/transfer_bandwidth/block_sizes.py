@@ -1,65 +1,35 @@
-"""Blocks to slots and back, against one large copy of the same bytes."""
+"""Blocks to slots and back, by size of block: everything in one job."""
 
 from __future__ import annotations
 
-import random
-import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-import torch
+from benchmarks.transfer_bandwidth.plain import plain_copy, single_copies, swap_blocks
+from benchmarks.transfer_bandwidth.rig import Arena, Ids, Move, Rig
+from benchmarks.transfer_bandwidth.settings import KIB
+from benchmarks.transfer_bandwidth.timing import Side, Times, bandwidth_ratio, in_turns
+from sam_connector.transfer import Direction
 
-from benchmarks.transfer_bandwidth.plain import plain_copy
-from sam_connector.transfer import (
-    CopyEngine,
-    CopyJob,
-    Direction,
-    GroupCopy,
-    HostPool,
-    SlotLayout,
-    make_copy_engine,
-)
+#: With these, the interpreter is kept busy once as well.
+BUSY_BLOCK_BYTES = 256 * KIB
 
-KIB, MIB = 1 << 10, 1 << 20
-BLOCK_SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
-LARGE_BLOCK = 256 * KIB
-PATIENCE_S = 120.0
-
-
-class WrongBytesError(RuntimeError):
-    """A copy did not arrive as it was."""
+#: The most copies that a side makes one by one: it would take too long otherwise.
+MAX_SINGLE_COPIES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Attributes:
-    device: where the blocks lie.
-    num_bytes: moved by each copy: all the blocks and all the slots.
-    repeats: of each side, in turns.
-    num_threads: that copy on a CPU.
-    huge_pages: for the blocks, if they lie on a CPU; the slots ask for them anyway.
-    block_sizes: in bytes, each a divisor of ``num_bytes``.
-    """
-
-    device: torch.device
-    num_bytes: int
-    repeats: int
-    num_threads: int
-    huge_pages: bool = False
-    block_sizes: tuple[int, ...] = BLOCK_SIZES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SizeRow:
     """One configuration; ratios are of bandwidths, the engine's over another.
 
     Attributes:
-        ratio: over one large copy per thread.
-        ratio_same_pieces: over ``memcpy`` calls of ``block_bytes``; ``None`` on a GPU.
+        interpreter: ``busy`` beside a thread of pure Python, else ``idle``.
+        ratio: over the same bytes in one piece (per thread). This is the aim's.
+        ratio_same_pieces: over one call for each block: ``memcpy`` on a CPU,
+            ``cudaMemcpyAsync`` on a GPU.
+        ratio_swap_blocks: on a GPU, over vLLM's ``swap_blocks``.
+        swap_blocks_by: ``vllm``, or ``torch`` where there is no vLLM.
     """
 
     block_bytes: int
@@ -67,151 +37,102 @@ class Row:
     direction: str
     interpreter: str
     ratio: float
-    ratio_same_pieces: float | None
+    ratio_same_pieces: float
+    ratio_swap_blocks: float | None
+    swap_blocks_by: str | None
     engine_gb_per_s: float
     plain_gb_per_s: float
 
+    def __str__(self) -> str:
+        swap = "" if self.ratio_swap_blocks is None else f" {self.ratio_swap_blocks:7}"
+        return (
+            f"{self.block_bytes // KIB:5} KiB  {self.ids:10}  {self.direction:5}  "
+            f"{self.interpreter:4}  {self.engine_gb_per_s:7.2f}  "
+            f"{self.plain_gb_per_s:7.2f}  {self.ratio:.3f}  "
+            f"{self.ratio_same_pieces:7.3f}{swap}"
+        )
 
-def measure(settings: Settings, note: Callable[[str], None]) -> list[Row]:
+
+def measure(arena: Arena, note: Callable[[object], None]) -> list[SizeRow]:
     """All configurations.
 
     Raises:
         WrongBytesError: a byte is not where it should be.
     """
-    rows = []
-    blocks = _block_memory(settings)
-    for block_bytes in settings.block_sizes:
-        with _Bench.running(blocks, block_bytes, settings) as bench:
+    rows: list[SizeRow] = []
+    for block_bytes in arena.settings.block_sizes:
+        with arena.rig(block_bytes) as rig:
             for ids in ("contiguous", "scattered"):
                 for direction in Direction:
-                    rows.append(bench.row(ids, direction))
-                    note(_line(rows[-1]))
-            if block_bytes == LARGE_BLOCK and settings.device.type == "cpu":
+                    rows.append(_row(rig, ids, direction))
+                    note(rows[-1])
+            if block_bytes == BUSY_BLOCK_BYTES and not rig.blocks.is_cuda:
                 for direction in Direction:
-                    rows.append(bench.row("scattered", direction, is_busy=True))
-                    note(_line(rows[-1]))
+                    rows.append(_row(rig, "scattered", direction, is_busy=True))
+                    note(rows[-1])
     return rows
 
 
-def _block_memory(settings: Settings) -> torch.Tensor:
-    if settings.huge_pages:
-        return HostPool(1, settings.num_bytes).tensor.view(-1)
-    # Zeros would do on a GPU; a CPU reads untouched pages from one page of zeros.
-    memory = torch.empty(settings.num_bytes, dtype=torch.uint8, device=settings.device)
-    return memory.fill_(1)
-
-
-def _line(row: Row) -> str:
-    return (
-        f"{row.block_bytes // KIB:5d} KiB  {row.ids:10s}  {row.direction:5s}  "
-        f"{row.interpreter:4s}  {row.engine_gb_per_s:6.2f} GB/s  "
-        f"plain {row.plain_gb_per_s:6.2f}  ratio {row.ratio:.3f}  "
-        f"same pieces {row.ratio_same_pieces or 0:.3f}"
+def _row(
+    rig: Rig, kind: str, direction: Direction, *, is_busy: bool = False
+) -> SizeRow:
+    ids = Ids.of(kind, rig.num_blocks)
+    sides, swap_blocks_by = _sides(rig, ids, direction)
+    if is_busy:
+        sides = {
+            name: replace(side, run=_beside_python(side.run))
+            for name, side in sides.items()
+        }
+    times = in_turns(sides, rig.settings.repeats)
+    rig.check([Move(direction, ids)])
+    ratios = _ratios(times)
+    return SizeRow(
+        block_bytes=rig.block_bytes,
+        ids=kind,
+        direction=direction.value,
+        interpreter="busy" if is_busy else "idle",
+        ratio=ratios["plain"],
+        ratio_same_pieces=ratios["pieces"],
+        ratio_swap_blocks=ratios.get("swap"),
+        swap_blocks_by=swap_blocks_by,
+        engine_gb_per_s=times["engine"].gb_per_s,
+        plain_gb_per_s=times["plain"].gb_per_s,
     )
 
 
-class _Bench:
-    """One block size: the memory, the engine, and the two sides of each pair."""
+def _ratios(times: Mapping[str, Times]) -> dict[str, float]:
+    return {
+        name: bandwidth_ratio(times["engine"], other)
+        for name, other in times.items()
+        if name != "engine"
+    }
 
-    def __init__(
-        self,
-        blocks: torch.Tensor,
-        pool: HostPool,
-        engine: CopyEngine,
-        settings: Settings,
-    ) -> None:
-        self._blocks = blocks
-        self._slots = pool.tensor
-        self._engine = engine
-        self._settings = settings
-        self._job_id = 0
 
-    @classmethod
-    @contextmanager
-    def running(
-        cls, memory: torch.Tensor, block_bytes: int, settings: Settings
-    ) -> Iterator[_Bench]:
-        blocks = memory.view(-1, block_bytes)
-        groups = {0: (blocks,)}
-        layout = SlotLayout.of(groups)
-        pool = HostPool(len(blocks), layout.slot_bytes, pin=memory.is_cuda)
-        engine = make_copy_engine(
-            groups,
-            layout,
-            pool,
-            device=settings.device,
-            num_threads=settings.num_threads,
-        )
-        try:
-            yield cls(blocks, pool, engine, settings)
-        finally:
-            engine.close()
-            pool.close()
-
-    def row(self, ids: str, direction: Direction, *, is_busy: bool = False) -> Row:
-        """Measures the sides in turns, then checks every byte."""
-        block_ids, slots = _ids(ids, len(self._blocks))
-        parts = (GroupCopy(0, block_ids, slots),)
-        sides = self._sides(direction, parts)
-        if is_busy:
-            sides = {name: _beside_python(copy) for name, copy in sides.items()}
-        seconds = _in_turns(sides, self._settings.repeats)
-        self._check(direction, parts)
-        giga = self._settings.num_bytes / 1e9
-        return Row(
-            block_bytes=self._blocks.shape[1],
-            ids=ids,
-            direction=direction.value,
-            interpreter="busy" if is_busy else "idle",
-            ratio=_ratio(seconds["plain"], seconds["engine"]),
-            ratio_same_pieces=_ratio(seconds["pieces"], seconds["engine"])
-            if "pieces" in seconds
-            else None,
-            engine_gb_per_s=round(giga / statistics.median(seconds["engine"]), 2),
-            plain_gb_per_s=round(giga / statistics.median(seconds["plain"]), 2),
-        )
-
-    def _sides(
-        self, direction: Direction, parts: tuple[GroupCopy, ...]
-    ) -> dict[str, Callable[[], None]]:
-        plain = partial(
-            plain_copy,
-            self._blocks.view(-1),
-            self._slots.view(-1),
+def _sides(
+    rig: Rig, ids: Ids, direction: Direction
+) -> tuple[dict[str, Side], str | None]:
+    total, num_threads = rig.settings.num_bytes, rig.num_threads
+    blocks, slots = rig.blocks.view(-1), rig.slots.view(-1)
+    plain = plain_copy(blocks, slots, direction, num_threads=num_threads)
+    sides = {
+        "engine": Side(lambda: rig.run([Move(direction, ids)]), total),
+        "plain": Side(plain, total),
+    }
+    if not rig.blocks.is_cuda:
+        pieces = plain_copy(
+            blocks,
+            slots,
             direction,
-            num_threads=self._settings.num_threads,
+            num_threads=num_threads,
+            piece_bytes=rig.block_bytes,
         )
-        sides: dict[str, Callable[[], None]] = {
-            "engine": lambda: self._run(direction, parts),
-            "plain": plain(),
-        }
-        if not self._blocks.is_cuda:
-            sides["pieces"] = plain(piece_bytes=self._blocks.shape[1])
-        return sides
-
-    def _run(self, direction: Direction, parts: tuple[GroupCopy, ...]) -> None:
-        self._job_id += 1
-        self._engine.submit(CopyJob(self._job_id, direction, parts))
-        if not self._engine.drain(PATIENCE_S):
-            raise TimeoutError("a copy does not end")
-        (result,) = self._engine.poll()
-        if result.error:
-            raise RuntimeError(result.error)
-
-    def _check(self, direction: Direction, parts: tuple[GroupCopy, ...]) -> None:
-        """Fills the source at random, clears the target, copies, compares all."""
-        source, target = self._blocks, self._slots
-        if direction is Direction.LOAD:
-            source, target = target, source
-        source.view(-1).view(torch.int64).random_()
-        target.zero_()
-        self._run(direction, parts)
-        (part,) = parts
-        for start in range(0, len(part.slots), 64):
-            block_ids = list(part.block_ids[start : start + 64])
-            slots = list(part.slots[start : start + 64])
-            if not torch.equal(self._blocks[block_ids].cpu(), self._slots[slots]):
-                raise WrongBytesError(f"{direction.value}: blocks {block_ids}")
+        return {**sides, "pieces": Side(pieces, total)}, None
+    some = ids[:MAX_SINGLE_COPIES]
+    num_bytes = len(some) * rig.block_bytes
+    single = single_copies(rig.blocks, rig.slots, direction, some)
+    swap, swap_by = swap_blocks(rig.blocks, rig.slots, direction, some)
+    others = {"pieces": Side(single, num_bytes), "swap": Side(swap, num_bytes)}
+    return {**sides, **others}, swap_by
 
 
 def _beside_python(function: Callable[[], None]) -> Callable[[], None]:
@@ -225,31 +146,3 @@ def _beside_python(function: Callable[[], None]) -> Callable[[], None]:
             counter += 1
 
     return run
-
-
-def _ids(kind: str, count: int) -> tuple[list[int], list[int]]:
-    block_ids, slots = list(range(count)), list(range(count))
-    if kind == "scattered":
-        rng = random.Random(count)
-        rng.shuffle(block_ids)
-        rng.shuffle(slots)
-    return block_ids, slots
-
-
-def _in_turns(
-    sides: dict[str, Callable[[], None]], repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of each side, every other round in the opposite order; one to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for repeat in range(repeats + 1):
-        for name in sorted(sides, reverse=repeat % 2 == 1):
-            start = time.perf_counter()
-            sides[name]()
-            if repeat:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def _ratio(other_s: list[float], engine_s: list[float]) -> float:
-    ratios = [other / ours for other, ours in zip(other_s, engine_s, strict=True)]
-    return round(statistics.median(ratios), 3)
