@@ -133,6 +133,43 @@ def test_neighbours_on_one_side_are_one_entry_there(
     assert num_remote == 1
 
 
+@pytest.mark.parametrize("direction", Direction)
+def test_next_to_nothing_takes_no_system_call(direction: Direction) -> None:
+    def refuse(*arguments: int) -> int:
+        raise AssertionError(arguments)
+
+    arena = _Arena(num_pieces=gather.QUICK_PIECES)
+    GatherCopier({direction: refuse}).copy(arena.descriptors, direction)
+    arena.check(direction)
+
+
+@pytest.mark.parametrize(
+    ("num_pieces", "max_size"),
+    [(gather.QUICK_PIECES + 1, 40), (2, 2 * gather.QUICK_BYTES)],
+    ids=["pieces", "bytes"],
+)
+def test_more_than_that_gives_the_lock_up(
+    monkeypatch: pytest.MonkeyPatch,
+    system_calls: dict[Direction, VectorCopy],
+    num_pieces: int,
+    max_size: int,
+) -> None:
+    monkeypatch.setattr(gather, "LARGE_PIECE_BYTES", 1 << 40)
+    arena = _Arena(max_size, num_pieces)
+    counts: list[int] = []
+    real = system_calls[Direction.STORE]
+
+    def counting(
+        pid: int, local: int, num_local: int, remote: int, num_remote: int, flags: int
+    ) -> int:
+        counts.append(num_local)
+        return real(pid, local, num_local, remote, num_remote, flags)
+
+    GatherCopier({Direction.STORE: counting}).copy(arena.descriptors, Direction.STORE)
+    arena.check(Direction.STORE)
+    assert counts
+
+
 def test_nothing_is_a_list_too(system_calls: dict[Direction, VectorCopy]) -> None:
     GatherCopier(system_calls).copy(Descriptors.concatenate([]), Direction.STORE)
 
