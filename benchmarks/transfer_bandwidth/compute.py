@@ -34,8 +34,8 @@ _PYTHON_STEPS = 2_000
 _cuda: Any = torch.cuda
 
 Step = Callable[[], object]
-#: Seconds that so many steps take.
-Clock = Callable[[Step, int], float]
+#: Seconds that so many steps take, and of those the seconds of its own processor.
+Clock = Callable[[Step, int], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,11 @@ class Work:
     def of(cls, kind: str, step: Step, clock: Clock, *, target_s: float) -> Work:
         """As many steps as take about so long alone."""
         clock(step, _CALIBRATION_STEPS)
-        took_s = clock(step, _CALIBRATION_STEPS)
+        took_s, _ = clock(step, _CALIBRATION_STEPS)
         count = max(1, round(_CALIBRATION_STEPS * target_s / took_s))
         return cls(kind, step, clock, count)
 
-    def run(self) -> float:
-        """Seconds."""
+    def run(self) -> tuple[float, float]:
         return self.clock(self.step, self.count)
 
 
@@ -68,6 +67,9 @@ class ComputeRow:
     direction: of the copies, or ``both``.
     copy_threads: on a CPU.
     slowdown: 0.02 means that the same took 2 % longer, median over pairs.
+    slowdown_cpu_time: the same of the processor's time that the computing thread
+        used: what copies do to it through caches and memory, whoever else wants its
+        core. The same as ``slowdown`` on a GPU.
     covered: the share of the rounds in which copies outlasted the computing; 1.0
         or the slowdown is that of a part of it.
     """
@@ -78,12 +80,14 @@ class ComputeRow:
     alone_ms: float
     beside_ms: float
     slowdown: float
+    slowdown_cpu_time: float
     covered: float
 
     def __str__(self) -> str:
         return (
             f"{self.kind:11}  {self.direction:5}  alone {self.alone_ms:7.2f} ms  "
             f"beside copies {self.beside_ms:7.2f} ms  slower by {self.slowdown:.2%}  "
+            f"({self.slowdown_cpu_time:.2%} of its processor's time)  "
             f"covered {self.covered:.0%}"
         )
 
@@ -112,19 +116,22 @@ def measure(arena: Arena, note: Callable[[object], None]) -> list[ComputeRow]:
 
 
 def _row(rig: Rig, work: Work, direction: str, moves: list[Move]) -> ComputeRow:
-    queue = _enough(rig, moves, work.run())
-    alone_s: list[float] = []
-    beside_s: list[float] = []
+    queue = _enough(rig, moves, work.run()[0])
+    alone: list[tuple[float, float]] = []
+    beside: list[tuple[float, float]] = []
     num_covered, repeats = 0, rig.settings.repeats
     for repeat in range(repeats):
         for is_alone in (repeat % 2 == 0, repeat % 2 == 1):
             if is_alone:
-                alone_s.append(work.run())
+                alone.append(work.run())
                 continue
             rig.submit(queue)
-            beside_s.append(work.run())
+            beside.append(work.run())
             num_covered += rig.is_copying()
             rig.finish(len(queue))
+    (alone_s, alone_cpu_s), (beside_s, beside_cpu_s) = (
+        zip(*times, strict=True) for times in (alone, beside)
+    )
     return ComputeRow(
         kind=work.kind,
         direction=direction,
@@ -132,6 +139,7 @@ def _row(rig: Rig, work: Work, direction: str, moves: list[Move]) -> ComputeRow:
         alone_ms=round(statistics.median(alone_s) * 1e3, 3),
         beside_ms=round(statistics.median(beside_s) * 1e3, 3),
         slowdown=slowdown(alone_s, beside_s),
+        slowdown_cpu_time=slowdown(alone_cpu_s, beside_cpu_s),
         covered=round(num_covered / repeats, 3),
     )
 
@@ -184,18 +192,18 @@ def _count() -> int:
     return counter
 
 
-def _cpu_clock(step: Step, count: int) -> float:
-    start = time.perf_counter()
+def _cpu_clock(step: Step, count: int) -> tuple[float, float]:
+    start, cpu_start = time.perf_counter(), time.thread_time()
     for _ in range(count):
         step()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.thread_time() - cpu_start
 
 
 def _gpu_clock() -> Clock:
     # Not the current stream, which copies wait for when they are submitted.
     stream = _cuda.Stream()
 
-    def clock(step: Step, count: int) -> float:
+    def clock(step: Step, count: int) -> tuple[float, float]:
         begin, end = (_cuda.Event(enable_timing=True) for _ in range(2))
         with _cuda.stream(stream):
             begin.record()
@@ -203,7 +211,8 @@ def _gpu_clock() -> Clock:
                 step()
             end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        elapsed_s = float(begin.elapsed_time(end)) / 1e3
+        return elapsed_s, elapsed_s
 
     return clock
 

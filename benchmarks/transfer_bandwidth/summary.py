@@ -43,6 +43,10 @@ def figures(
         # Of the directions, the worst.
         slower = [row.slowdown for row in compute if row.kind == kind]
         found[name] = max(slower, default=None)
+    found["compute_slowdown_cpu_time"] = max(
+        (row.slowdown_cpu_time for row in compute if row.kind == "arithmetic"),
+        default=None,
+    )
     return {**found, "aims": AIMS[device]}
 
 

@@ -56,6 +56,7 @@ def _compute(kind: str, slowdown: float) -> ComputeRow:
         alone_ms=1.0,
         beside_ms=1.0,
         slowdown=slowdown,
+        slowdown_cpu_time=slowdown / 2,
         covered=1.0,
     )
 
@@ -90,6 +91,7 @@ def test_on_a_cpu_the_aim_is_about_blocks_of_64_kib_and_above() -> None:
         "both_ways_vs_contiguous": 0.7,
         "both_ways_vs_contiguous_least": 0.6,
         "compute_slowdown": 0.02,
+        "compute_slowdown_cpu_time": 0.01,
         "compute_slowdown_memory_bound": 0.4,
         "compute_slowdown_interpreter": 0.1,
         "aims": AIMS["cpu"],
