@@ -47,7 +47,7 @@ class Settings:
         return cls(
             device=torch.device(options.device),
             num_bytes=num_bytes // 4 if options.quick else num_bytes,
-            repeats=5 if options.quick else 11,
+            repeats=5 if options.quick else 7,
             num_threads=options.threads,
             huge_pages=options.huge_pages and options.device == "cpu",
         )
