@@ -58,6 +58,8 @@ def measure_footprint() -> Footprint:
 
 def _growth(connector: str) -> dict[str, float]:
     """Bytes for each further block, by module."""
+    # What is imported and set up the first time is not for blocks.
+    _filled(connector, 1).shutdown()
     small, large = (_memory(connector, count) for count in NUM_SESSIONS)
     num_blocks = (NUM_SESSIONS[1] - NUM_SESSIONS[0]) * CONTEXT_BLOCKS
     return {

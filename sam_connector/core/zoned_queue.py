@@ -222,7 +222,7 @@ class ZonedFreeQueue(FreeList):
     def claim(self, block: Any, claim: Claim) -> None:
         """Puts ``block`` under ``claim``, ending any other; a free block moves."""
         old = self.claims[block.block_id]
-        if old is not None and old.owner is not None:
+        if old is not None and old is not claim and old.owner is not None:
             self.on_reclaimed(block, old)
         is_free = self.enforce and block.next_free_block is not None
         if is_free:
@@ -283,7 +283,7 @@ class ZonedFreeQueue(FreeList):
         if before and successor is self._first_c:
             self._first_c = free[0]
         if claim.zone is Zone.C:
-            self._leased.insert(self._leased.index(claim) + (not before), split)
+            self._leased.insert(self._position(claim) + (not before), split)
         self._link_all(successor, free)
         split.first, split.last, split.num_free = free[0], free[-1], len(free)
         self._num_retained += len(free)
@@ -430,8 +430,12 @@ class ZonedFreeQueue(FreeList):
         return self.fake_free_list_tail
 
     def _unlist(self, claim: Claim) -> None:
-        position = bisect_left(self._leased, -claim.deadline, key=by_deadline)
-        del self._leased[self._leased.index(claim, position)]
+        del self._leased[self._position(claim)]
+
+    def _position(self, claim: Claim) -> int:
+        """Where a claim with a run in zone C is filed."""
+        first = bisect_left(self._leased, -claim.deadline, key=by_deadline)
+        return self._leased.index(claim, first)
 
     def _append_claimed(self, blocks: Sequence[Any]) -> None:
         """Appends blocks in chains of equal claims, linking while looking.

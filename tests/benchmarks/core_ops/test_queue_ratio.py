@@ -4,9 +4,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
+
 from benchmarks.core_ops import queue_ratio
 from benchmarks.core_ops.queue_ratio import measure_queues
-from sam_connector.core.zoned_queue import ZonedFreeQueue
 
 pytestmark = pytest.mark.vllm
 
@@ -20,13 +21,13 @@ def test_every_queue_plays_every_pair() -> None:
     assert costs.claimed_ratio.median > 0
 
 
-def test_another_order_than_stocks_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Reversed(ZonedFreeQueue):
-        def append_n(self, blocks: list[object]) -> None:
-            super().append_n(blocks[::-1])
-
-    monkeypatch.setattr(queue_ratio, "ZonedFreeQueue", Reversed)
-    with pytest.raises(RuntimeError, match=r"left vLLM's order|not on the list"):
-        measure_queues(NUM_BLOCKS, 2)
+def test_another_order_than_stocks_is_an_error() -> None:
+    stock = queue_ratio._replay(FreeKVCacheBlockQueue, 4)
+    ours = queue_ratio._replay(queue_ratio._zoned, 4)
+    queue_ratio._check_same_order(stock, ours)
+    for replay, moved in ((stock, 1), (ours, 2)):
+        block = replay.queue.get_all_free_blocks()[moved]
+        replay.queue.remove(block)
+        replay.queue.append(block)
+    with pytest.raises(RuntimeError, match="left vLLM's order"):
+        queue_ratio._check_same_order(stock, ours)
