@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.trace_replay",
         description="Replays a trace on vLLM's KV cache manager and the connector's "
-        "scheduler side, in virtual time, under stock LRU, ours and clairvoyant optima.",
+        "scheduler side, in virtual time: stock LRU, ours, and clairvoyant optima.",
     )
     add = parser.add_argument
     add("--json", action="store_true", help="print one JSON object as the last line")
@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         nargs="+",
         metavar="N",
-        help="of the GPU's cache; figures at the JSON's top level are of the middle one",
+        help="of the GPU's cache; the JSON's figures on top are of the middle one",
     )
     add("--host-ratio", type=float, default=4.0, help="host tier over GPU's cache")
     add("--block-size", type=int, default=32, help="tokens of a block")

@@ -107,9 +107,7 @@ def policies(setting: Setting) -> dict[str, Callable[[], Policy]]:
     }
 
 
-def run_arms(
-    setting: Setting, names: Collection[str] | None
-) -> dict[str, Replay]:
+def run_arms(setting: Setting, names: Collection[str] | None) -> dict[str, Replay]:
     """Runs the arms that are named, all if ``None``; stock LRU always."""
 
     def run(policy: Policy) -> Replay:
@@ -122,9 +120,7 @@ def run_arms(
         return server.run()
 
     makers = policies(setting)
-    wanted = (
-        [*makers, "belady", "belady_tier"] if names is None else ["lru", *names]
-    )
+    wanted = [*makers, "belady", "belady_tier"] if names is None else ["lru", *names]
     replays: dict[str, Replay] = {}
     for name in dict.fromkeys(wanted):
         if name in makers:

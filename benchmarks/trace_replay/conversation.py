@@ -23,7 +23,7 @@ _ANY_TOKENS = [0] * _MAX_TOKENS
 
 
 def read_conversation(path: Path) -> Workload:
-    """Reads a JSON-lines trace with ``timestamp`` (ms), ``input_length``, ``hash_ids``."""
+    """Reads JSON lines with ``timestamp`` in ms, ``input_length`` and ``hash_ids``."""
     lines = path.read_text(encoding="utf-8").splitlines()
     records = sorted(map(json.loads, lines), key=lambda record: record["timestamp"])
     common = {record["hash_ids"][0] for record in records if record["hash_ids"]}

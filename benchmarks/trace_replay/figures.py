@@ -5,8 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.trace_replay.arms import ArmReport, Setting, mean_ttft, report
-from benchmarks.trace_replay.arms import WRONG_SHARE
+from benchmarks.trace_replay.arms import (
+    WRONG_SHARE,
+    ArmReport,
+    Setting,
+    mean_ttft,
+    report,
+)
 from benchmarks.trace_replay.hints import wrong_sessions
 from benchmarks.trace_replay.records import Replay
 

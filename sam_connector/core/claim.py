@@ -77,13 +77,15 @@ class DueOrder:
     def add_beside(self, claim: Claim, known: Claim, *, before: bool) -> None:
         """Files a claim next to one of the same time."""
         claim.order = self
-        self.claims.insert(self.claims.index(known) + (not before), claim)
+        self.claims.insert(self._position(known) + (not before), claim)
 
     def remove(self, claim: Claim) -> None:
-        claims = self.claims
         claim.order = None
-        start = bisect_left(claims, -claim.due_at, key=by_due)
-        del claims[claims.index(claim, start)]
+        del self.claims[self._position(claim)]
+
+    def _position(self, claim: Claim) -> int:
+        first = bisect_left(self.claims, -claim.due_at, key=by_due)
+        return self.claims.index(claim, first)
 
     def check_integrity(self, runs: list[Claim]) -> None:
         """Checks the order against the claims whose runs are on the list."""

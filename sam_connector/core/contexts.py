@@ -69,7 +69,7 @@ class LazyBlockIds(Sequence[BlockId]):
     def __getitem__(self, index: slice) -> Sequence[BlockId]: ...
     def __getitem__(self, index: int | slice) -> BlockId | Sequence[BlockId]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            return list(map(self._find, self._hashes[index]))
         return self._find(self._hashes[index])
 
 

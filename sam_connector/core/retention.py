@@ -188,6 +188,7 @@ class Retention:
         #: Claimed blocks handed out to requests, by the zone they were in.
         self.num_reassigned = {Zone.B: 0, Zone.C: 0}
         self._queue.on_reassigned = self._on_reassigned
+        self._queue.on_reclaimed = self._on_reclaimed
 
     @property
     def num_unclaimed(self) -> int:
@@ -222,7 +223,6 @@ class Retention:
         if not block_ids:
             return
         hashes = segment.hashes
-        owners = self._owners_of(block_ids)
         updates = self._pool.update_block_meta(
             block_ids=block_ids,
             expected_block_hashes=[hashes[offset] for offset in offsets],
@@ -235,8 +235,6 @@ class Retention:
             block_ids = list(itertools.compress(block_ids, done))
         index_of, recorded, start = self._index_of, segment.block_ids, segment.start
         for offset, block_id in zip(offsets, block_ids, strict=True):
-            if owners and (owner := owners.get(block_id)) is not None:
-                self._forget(*owner)
             index_of[block_id] = start + offset
             recorded[offset] = block_id
         segment.num_resident += len(offsets)
@@ -344,17 +342,6 @@ class Retention:
             claim, blocks, owner=moves, before=moves is lower
         )
 
-    def _owners_of(
-        self, block_ids: Sequence[BlockId]
-    ) -> dict[BlockId, tuple[Segment, int] | None]:
-        """The owners of those blocks that have one; of most none has."""
-        claims = self._queue.claims
-        if not block_ids or not 0 <= min(block_ids) <= max(block_ids) < len(claims):
-            block_ids = [b for b in block_ids if 0 <= b < len(claims)]
-        if not any(map(claims.__getitem__, block_ids)):
-            return {}
-        return {b: self._owner_of(b) for b in block_ids if claims[b] is not None}
-
     def _owner_of(self, block_id: BlockId) -> tuple[Segment, int] | None:
         """The segment, and the offset in it, that has this block as its copy."""
         claim = self._queue.claims[block_id]
@@ -366,9 +353,11 @@ class Retention:
             return None
         return (segment, offset) if segment.block_ids[offset] == block_id else None
 
-    def _forget(self, segment: Segment, offset: int) -> None:
-        """Drops a resident copy that is gone or belongs to another segment."""
-        if segment.block_ids[offset] != NULL_BLOCK_ID:
+    def _on_reclaimed(self, block: Any, claim: Claim) -> None:
+        """A resident copy of one segment is about to be that of another."""
+        owner = self._owner_of(block.block_id)
+        if owner is not None:
+            segment, offset = owner
             segment.block_ids[offset] = NULL_BLOCK_ID
             segment.num_resident -= 1
             self._count(segment, -1)

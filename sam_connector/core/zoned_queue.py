@@ -20,9 +20,9 @@ by splicing its run: in O(1), however many blocks it has. Inside the zones:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import length_hint
 from typing import Any
 
 from sam_connector.core.claim import NEXT_IN_LINE, Claim, DueOrder
@@ -53,6 +53,8 @@ class ZonedFreeQueue(FreeList):
             B is touched, so that what has expired can be given up first.
         on_reassigned: called with claimed blocks that are handed out, and their
             claim, after they have left it.
+        on_reclaimed: called with a block that comes under another claim, and the one
+            that it is still under.
         num_taken: blocks handed out so far.
     """
 
@@ -63,6 +65,7 @@ class ZonedFreeQueue(FreeList):
         self.claims: list[Claim | None] = [None] * num_blocks
         self.on_shortage: Callable[[int], None] = _ignore
         self.on_reassigned: Callable[[Sequence[Any], Claim], None] = _ignore
+        self.on_reclaimed: Callable[[Any, Claim], None] = _ignore
         self.enforce = enforce
         self.num_taken = 0
         #: Claims that have not ended, and blocks marked: zero means stock behaviour.
@@ -94,6 +97,21 @@ class ZonedFreeQueue(FreeList):
         Raises:
             ValueError: ``n`` is negative or exceeds what is free; nothing changed.
         """
+        if (
+            n == 1
+            and self._num_retained < self.num_free_blocks
+            and (self.enforce or not self._num_claims)
+        ):
+            # The rule while requests decode: one block, and zone A has it.
+            head = self.fake_free_list_head
+            block = head.next_free_block
+            following = block.next_free_block
+            head.next_free_block = following
+            following.prev_free_block = head
+            block.prev_free_block = block.next_free_block = None
+            self.num_free_blocks -= 1
+            self.num_taken += 1
+            return [block]
         if n == 0:
             return []
         if not 0 < n <= self.num_free_blocks:
@@ -125,9 +143,9 @@ class ZonedFreeQueue(FreeList):
         if self._num_retained:
             # Inlined: every block of a prefix hit comes through here.
             claim = self.claims[block.block_id]
-            if claim is not None and claim.num_free:
+            if claim is not None and (num_free := claim.num_free):
                 self._num_retained -= 1
-                claim.num_free -= 1
+                claim.num_free = num_free - 1
                 if block is claim.first:
                     self._behead_run(claim, next_block)
                 elif block is claim.last:
@@ -206,10 +224,13 @@ class ZonedFreeQueue(FreeList):
 
     def claim(self, block: Any, claim: Claim) -> None:
         """Puts ``block`` under ``claim``, ending any other; a free block moves."""
+        old = self.claims[block.block_id]
+        if old is not None and old is not claim and old.owner is not None:
+            self.on_reclaimed(block, old)
         is_free = self.enforce and block.next_free_block is not None
         if is_free:
             self.remove(block)
-        if self.claims[block.block_id] is NEXT_IN_LINE:
+        if old is NEXT_IN_LINE:
             self._num_claims -= 1
         self.claims[block.block_id] = claim
         if is_free:
@@ -308,6 +329,7 @@ class ZonedFreeQueue(FreeList):
         self.unclaim_all()
         self.on_shortage = _ignore
         self.on_reassigned = _ignore
+        self.on_reclaimed = _ignore
 
     # --- claims and runs -------------------------------------------------------
 
@@ -416,19 +438,19 @@ class ZonedFreeQueue(FreeList):
         The hot path of a completion, hence one pass without a function call.
         """
         claims = self.claims
-        first = last = blocks[0]
-        current = claims[first.block_id]
-        start = 0
-        for position, block in enumerate(itertools.islice(blocks, 1, None), 1):
-            claim = claims[block.block_id]
-            if claim is current:
+        rest = iter(blocks)
+        first = last = next(rest)
+        current, num_linked = claims[first.block_id], 0
+        for block in rest:
+            if claims[block.block_id] is current:
                 block.prev_free_block = last
                 last.next_free_block = block
             else:
-                self._append_chain(current, first, last, position - start)
-                start, current, first = position, claim, block
+                num_seen = len(blocks) - 1 - length_hint(rest)
+                self._append_chain(current, first, last, num_seen - num_linked)
+                num_linked, current, first = num_seen, claims[block.block_id], block
             last = block
-        self._append_chain(current, first, last, len(blocks) - start)
+        self._append_chain(current, first, last, len(blocks) - num_linked)
 
     def _append_chain(
         self, claim: Claim | None, first: Any, last: Any, length: int

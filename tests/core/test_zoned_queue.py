@@ -238,6 +238,19 @@ def test_a_claim_on_a_block_ends_when_it_is_handed_out() -> None:
     assert bench.queue.num_unclaimed == 2
 
 
+def test_who_had_a_block_hears_that_another_claim_takes_it() -> None:
+    bench = Bench("bA1A")
+    heard: list[tuple[int, object]] = []
+    bench.queue.on_reclaimed = lambda block, claim: heard.append(
+        (block.block_id, claim.owner)
+    )
+    bench.use(2, 3)
+    bench.queue.claim_all(bench.blocks, bench.claim("5"))
+    assert heard == [(0, "b"), (2, "1")]
+    bench.free(2, 3)
+    assert bench.order == [0, 1, 2, 3]
+
+
 def test_a_claimed_block_in_use_returns_to_its_claim() -> None:
     bench = Bench("AAA")
     bench.use(1)
@@ -306,7 +319,10 @@ def test_unclaim_all_keeps_the_order() -> None:
 def test_a_detached_queue_tells_nobody() -> None:
     bench = Bench("1b")
     bench.queue.on_shortage = bench.queue.on_reassigned = None  # type: ignore[assignment]
+    bench.queue.on_reclaimed = None  # type: ignore[assignment]
     bench.queue.detach()
+    bench.queue.claim(bench.blocks[0], bench.claim("b"))
+    bench.queue.claim(bench.blocks[0], bench.claim("1"))
     assert len(bench.queue.popleft_n(2)) == 2
 
 
@@ -400,6 +416,44 @@ def test_in_shadow_mode_nothing_is_retained() -> None:
     queue.claim(blocks[0], queue.open_claim("x", Zone.C, 5.0))
     assert list(queue.retained()) == []
     assert queue.num_unleased(9) == 3
+
+
+@pytest.mark.parametrize("num_taken", [1, 2])
+def test_in_shadow_mode_a_claimed_block_is_reported_however_few_are_taken(
+    num_taken: int,
+) -> None:
+    blocks = make_blocks(3)
+    queue = ZonedFreeQueue(blocks, 3, enforce=False)
+    handed_out: list[int] = []
+    queue.on_reassigned = lambda blocks, claim: handed_out.extend(
+        block.block_id for block in blocks
+    )
+    queue.claim(blocks[0], queue.open_claim("x", Zone.C, 5.0))
+    assert [block.block_id for block in queue.popleft_n(num_taken)][:1] == [0]
+    assert handed_out == [0]
+
+
+def test_a_single_block_comes_from_a_claim_only_when_nothing_else_is_free() -> None:
+    bench = Bench("Ab1")
+    missing: list[int] = []
+    bench.queue.on_shortage = missing.append
+    assert [bench.queue.popleft().block_id for _ in range(3)] == [0, 1, 2]
+    assert missing == [1, 1]
+    assert bench.queue.num_taken == 3
+    assert bench.order == []
+    with pytest.raises(ValueError, match="No free blocks"):
+        bench.queue.popleft()
+    with pytest.raises(ValueError, match="cannot take 1 of 0"):
+        bench.queue.popleft_n(1)
+
+
+def test_blocks_of_many_claims_are_freed_each_to_its_own_run() -> None:
+    bench = Bench("bcbAAc11")
+    bench.use(*range(8))
+    bench.free(7, 6, 5, 4, 3, 2, 1, 0)
+    # A in order of arrival; then B by last use, each run in order of arrival; then C.
+    assert bench.order == [4, 3, 5, 1, 2, 0, 7, 6]
+    assert bench.queue.num_unclaimed == 2
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ def test_a_busy_link_slows_decoding() -> None:
 
 def test_what_is_cancelled_is_not_done_and_costs_nothing() -> None:
     bench = Bench(replace(SERVICE, decode_context_token_s=0.001))
-    decode = bench.compute.decode(9, lambda: pytest.fail(""), context_tokens=1_000)
-    prefill = bench.compute.prefill(9, lambda: pytest.fail(""))
+    decode = bench.compute.decode(9, lambda: pytest.fail("done"), context_tokens=1_000)
+    prefill = bench.compute.prefill(9, lambda: pytest.fail("done"))
     bench.decode("a", 2)
     bench.compute.cancel(decode)
     bench.compute.cancel(prefill)

@@ -88,9 +88,7 @@ def test_evicted_content_is_counted_as_recomputed() -> None:
 
 
 def test_the_request_admitted_last_is_preempted_and_starts_again() -> None:
-    result = replay(
-        2_048, row("a", 0, 99, 900, 200), row("b", 0.5, 99, 900, 200)
-    )
+    result = replay(2_048, row("a", 0, 99, 900, 200), row("b", 0.5, 99, 900, 200))
     assert result.num_preemptions > 0
     first, second = result.served
     assert first.end_s < second.end_s
@@ -125,9 +123,7 @@ def test_a_tier_saves_and_brings_back_over_the_link() -> None:
 
 
 def test_a_full_tier_and_pool_leave_nobody_waiting_for_ever() -> None:
-    rows = [
-        row(f"s{i % 6}", i, i + 0.5, 1_000 + 64 * (i // 6), 40) for i in range(60)
-    ]
+    rows = [row(f"s{i % 6}", i, i + 0.5, 1_000 + 64 * (i // 6), 40) for i in range(60)]
     config = {"host_bytes": 1_000 * SERVICE.kv_bytes_per_token, "save_policy": "all"}
     result = replay(2_048, *rows, policy=SamPolicy("plain", None, config))
     assert len(result.served) == 60

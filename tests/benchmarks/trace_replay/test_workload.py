@@ -63,9 +63,7 @@ def test_jitter_moves_the_starts_of_tasks_only() -> None:
     load = workload(row("a", 0, 1, 100), row("a", 2, 3, 200), row("b", 1, 6, 100))
     moved = jittered(load, 1)
     assert moved == jittered(load, 1) != jittered(load, 2)
-    later = [
-        t.session for t, o in zip(moved.turns, load.turns, strict=True) if t != o
-    ]
+    later = [t.session for t, o in zip(moved.turns, load.turns, strict=True) if t != o]
     assert later == ["a", "b"]
 
 
