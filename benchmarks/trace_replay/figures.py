@@ -20,11 +20,16 @@ def figures(setting: Setting, replays: Mapping[str, Replay]) -> dict[str, float]
     """Of one draw; ratios are to stock LRU unless the name says otherwise.
 
     ``..._bound`` is what the clairvoyant optimum of both tiers reaches, whose loads
-    take no time.
+    take no time; for bytes, its loads alone.
     """
     arms = {name: report(replay) for name, replay in replays.items()}
     lru = arms["lru"]
     found = {f"hit_{name}": arm.hit for name, arm in arms.items()}
+    found |= {
+        f"hit_gain_{name}": arms[name].hit - lru.hit
+        for name in ("session_ids", "hints")
+        if name in arms
+    }
     if {"hints", "belady"} <= arms.keys():
         gap = arms["belady"].hit - lru.hit
         gain = arms["hints"].hit - lru.hit
@@ -43,6 +48,10 @@ def figures(setting: Setting, replays: Mapping[str, Replay]) -> dict[str, float]
         if "belady_tier" in arms:
             bound = arms["belady_tier"].ttft_mean_s
             found["ttft_mean_ratio_vs_plain_tier_bound"] = bound / plain.ttft_mean_s
+            # What the optimum brings back; it saves nothing in vain, so nothing.
+            loaded = sum(s.loaded_tokens for s in replays["belady_tier"].served)
+            num_bytes = loaded * setting.service.kv_bytes_per_token
+            found["bytes_ratio_vs_plain_tier_bound"] = num_bytes / plain.bytes_moved
     if {"tier", "wrong"} <= arms.keys():
         wrong = wrong_sessions(setting.workload, WRONG_SHARE)
         others = {t.index for t in setting.workload.turns if t.session not in wrong}
