@@ -47,11 +47,8 @@ lint: setup ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup ## Run the CPU benchmarks
-	$(BIN)/python -m benchmarks.no_hint_overhead --json
-	$(BIN)/python -m benchmarks.trace_replay
-	$(BIN)/python -m benchmarks.transfer_bandwidth --device cpu --json
-	$(BIN)/python -m benchmarks.store_bandwidth --json
+bench: setup ## Run the CPU benchmarks and say which aims are met (15 min)
+	$(BIN)/python -m benchmarks.bench
 
 clean: ## Remove the virtual environment and every cache
 	rm -rf $(VENV) .cache

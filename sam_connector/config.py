@@ -60,7 +60,7 @@ class HostTierConfig:
     host_bytes: int = 0
     save_policy: SavePolicy = SavePolicy.HINTED
     copy_threads: int = 2
-    max_inflight_bytes: int = 256 << 20
+    max_inflight_bytes: int = 1 << 30
     prefetch_reserve: float = 0.1
     max_load_wait_s: float = 1.0
 

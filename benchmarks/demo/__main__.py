@@ -15,7 +15,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from benchmarks.demo.harness import num_failed
 from benchmarks.demo.identity import IdentityRecord, identical
 from benchmarks.demo.measures import reusable_tokens
 from benchmarks.demo.model import ensure_model
-from benchmarks.demo.pool_run import PoolRecord, PoolRun
+from benchmarks.demo.pool_run import DEMO_ARMS, PoolRecord, PoolRun
 from benchmarks.demo.report import draw, table
 from benchmarks.demo.server import (
     BLOCK_SIZE,
@@ -35,6 +34,7 @@ from benchmarks.demo.server import (
     demo_workload,
     make_server,
     pool_blocks,
+    running,
 )
 from benchmarks.demo.workload import Workload
 
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
 def expected_s(pools: Sequence[str], num_repeats: int, *, identity: bool) -> float:
     """About how long a run takes on two cores, once everything is installed."""
     replays = sum(POOLS[key].replay_s for key in pools)
-    total = _START_S * len(pools) + replays * num_repeats * len(ServerKind)
+    total = _START_S * len(pools) + replays * num_repeats * len(DEMO_ARMS)
     return total + _IDENTITY_S * identity
 
 
@@ -148,16 +148,12 @@ def _run(
     num_blocks = pool_blocks(workload, pool.fraction)
     _say(f"pool {pool.label}: {num_blocks} blocks; starting the servers")
     servers = {
-        kind: make_server(model, workload, num_blocks, kind=kind) for kind in ServerKind
+        kind: make_server(model, workload, num_blocks, kind=kind) for kind in DEMO_ARMS
     }
-    with ExitStack() as stack:
-        for server in servers.values():
-            stack.callback(server.stop)
-            server.launch()
-        for server in servers.values():
-            server.wait_healthy()
+    with running(servers.values()):
         run = PoolRun(
             workload,
+            DEMO_ARMS,
             lambda kind: DemoClient(servers[kind].url),
             lambda line: _say(f"{pool.label} {line}"),
         )

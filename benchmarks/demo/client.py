@@ -145,6 +145,12 @@ class DemoClient:
         assert isinstance(stats, dict)
         return stats
 
+    async def version(self) -> str:
+        """Of the engine."""
+        response = await self._http.get("/version")
+        _raise(response)
+        return str(response.json()["version"])
+
     async def metrics(self) -> str:
         response = await self._http.get("/metrics")
         _raise(response)

@@ -1,4 +1,4 @@
-"""Three servers at one pool size: medians over the repeats, ratios, spreads.
+"""Servers at one pool size: medians over the repeats, ratios, spreads.
 
 Every number is the median over the repeats. The two ratios are medians as well, of
 the ratio within each repeat: the servers of a repeat ran one after another, so that
@@ -57,15 +57,16 @@ class PoolComparison:
             ),
             "ttft_ratio": round(self.ttft_ratio(ServerKind.STOCK), 4),
             "ttft_ratio_vs_tier": round(self.ttft_ratio(ServerKind.TIER), 4),
-            "ttft_ratio_spread": _spread(self._ttft_ratios(ServerKind.STOCK)),
-            "ttft_ratio_vs_tier_spread": _spread(self._ttft_ratios(ServerKind.TIER)),
+            "ttft_ratio_spread": spread(self._ttft_ratios(ServerKind.STOCK)),
+            "ttft_ratio_vs_tier_spread": spread(self._ttft_ratios(ServerKind.TIER)),
         }
         for kind in self.runs:
             for key, value in asdict(self.median(kind)).items():
                 if key != "requests":
-                    out[_suffixed(key, kind)] = _rounded(value)
-            spread = _spread(self.ttft_spread_s(kind))
-            out[_suffixed("ttft_mean_spread_s", kind)] = spread
+                    out[_suffixed(key, kind)] = rounded(value)
+            out[_suffixed("ttft_mean_spread_s", kind)] = spread(
+                self.ttft_spread_s(kind)
+            )
         out["control_calls"] = dict(sorted(self.control_calls.items()))
         out["control_calls_failed"] = num_failed(self.control_calls)
         out["sam_stats"] = dict(self.sam_stats[ServerKind.HINTS])
@@ -73,20 +74,27 @@ class PoolComparison:
         return out
 
     def _ttft_ratios(self, base: ServerKind) -> list[float]:
-        pairs = zip(self.runs[ServerKind.HINTS], self.runs[base], strict=True)
-        return [hints.ttft_mean_s / other.ttft_mean_s for hints, other in pairs]
+        hints = [run.ttft_mean_s for run in self.runs[ServerKind.HINTS]]
+        return ratios(hints, [run.ttft_mean_s for run in self.runs[base]])
+
+
+def ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
+    """Of each repeat's value over the same repeat's base."""
+    return [value / base for value, base in zip(values, bases, strict=True)]
 
 
 def _suffixed(key: str, name: str) -> str:
-    """``ttft_mean_s`` becomes ``ttft_mean_stock_s``: the unit stays last."""
-    if key.endswith("_s"):
+    """``ttft_mean_s`` becomes ``ttft_mean_stock_s``: a plain unit stays last."""
+    if key.endswith("_s") and not key.endswith("_per_s"):
         return f"{key.removesuffix('_s')}_{name}_s"
     return f"{key}_{name}"
 
 
-def _spread(values: Sequence[float]) -> list[float]:
+def spread(values: Sequence[float]) -> list[float]:
+    """Least and greatest."""
     return [round(min(values), 4), round(max(values), 4)]
 
 
-def _rounded(value: object) -> object:
+def rounded(value: object) -> object:
+    """A fraction cut to what means something; anything else as it is."""
     return round(value, 4) if isinstance(value, float) else value

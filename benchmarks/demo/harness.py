@@ -8,14 +8,8 @@ from collections.abc import Mapping
 import httpx
 
 from benchmarks.demo.client import ControlError, DemoClient
-from benchmarks.demo.policy import (
-    ControlCall,
-    after_turn,
-    before_resuming,
-    request_hint,
-    resumptions,
-)
-from benchmarks.demo.workload import Turn, Workload
+from benchmarks.demo.policy import AgentPolicy, ControlCall
+from benchmarks.demo.workload import Turn
 
 _DONE = frozenset({"done", "completed", "accepted", "partial"})
 
@@ -26,34 +20,30 @@ class Harness:
     A control call that fails is counted and never raised: agents go on without.
 
     Args:
-        run: name of the pass, part of every session's id.
-        speaks: whether to tell the server anything; stock vLLM understands nothing.
+        policy: what to say; ``None`` says nothing.
 
     Attributes:
         outcomes: number of calls by ``what/outcome``, as in ``offload/accepted``.
     """
 
-    def __init__(
-        self, client: DemoClient, workload: Workload, *, run: str, speaks: bool
-    ) -> None:
+    def __init__(self, client: DemoClient, policy: AgentPolicy | None) -> None:
         self._client = client
-        self._run = run
-        self._speaks = speaks
-        self._resuming = resumptions(workload.turns)
+        self._policy = policy
         self.outcomes: Counter[str] = Counter()
 
     def hint(self, turn: Turn) -> dict[str, object] | None:
-        return request_hint(turn, self._run) if self._speaks else None
+        return self._policy.hint(turn) if self._policy else None
 
     async def on_ready(self, turn: Turn) -> None:
         """All that ``turn`` waits for has ended; its own pause comes next."""
-        if self._speaks and turn.index in self._resuming:
-            await self._send(before_resuming(turn, self._run))
+        if self._policy:
+            for call in self._policy.before_turn(turn):
+                await self._send(call)
 
     async def on_answer(self, turn: Turn) -> None:
         """The answer is there and shows what follows."""
-        if self._speaks:
-            for call in after_turn(turn, self._run):
+        if self._policy:
+            for call in self._policy.after_turn(turn):
                 await self._send(call)
 
     async def _send(self, call: ControlCall) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from benchmarks.demo.client import Completion
 from benchmarks.demo.replay import RunRecord
 from benchmarks.demo.workload import Workload
 
@@ -24,12 +25,20 @@ class Measures:
             what to keep would have saved.
         peak_cache_use: largest share of the pool that running requests held.
         bytes_moved: between the KV cache and host memory, both ways together.
+        tpot_mean_s: seconds for each token after the first, averaged over the
+            requests that made more than one; 0 if none did.
+        e2e_mean_s: of a request, from sending it to its last token.
+        tokens_per_s: prompt and generated tokens over the duration.
     """
 
     requests: int
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p99_s: float
+    tpot_mean_s: float
+    e2e_mean_s: float
+    tokens_per_s: float
+    requests_per_s: float
     cached_rate: float
     uncached_tokens: int
     recomputed_tokens: int
@@ -45,6 +54,7 @@ def measure(record: RunRecord, workload: Workload, block_size: int) -> Measures:
     results = record.results
     ttft = sorted(done.ttft_s for done in results.values())
     prompt = sum(done.prompt_tokens for done in results.values())
+    generated = sum(done.completion_tokens for done in results.values())
     cached = sum(done.cached_tokens for done in results.values())
     recomputed = 0
     for turn in workload.turns:
@@ -55,6 +65,10 @@ def measure(record: RunRecord, workload: Workload, block_size: int) -> Measures:
         ttft_mean_s=sum(ttft) / len(ttft),
         ttft_p50_s=percentile(ttft, 0.50),
         ttft_p99_s=percentile(ttft, 0.99),
+        tpot_mean_s=tpot_mean_s(results.values()),
+        e2e_mean_s=statistics.fmean(done.latency_s for done in results.values()),
+        tokens_per_s=(prompt + generated) / record.duration_s,
+        requests_per_s=len(results) / record.duration_s,
         cached_rate=cached / prompt,
         uncached_tokens=prompt - cached,
         recomputed_tokens=recomputed,
@@ -65,6 +79,16 @@ def measure(record: RunRecord, workload: Workload, block_size: int) -> Measures:
         bytes_moved=record.saved_bytes + record.loaded_bytes,
         duration_s=record.duration_s,
     )
+
+
+def tpot_mean_s(results: Iterable[Completion]) -> float:
+    """Mean of the time for each token after a request's first."""
+    times = [
+        (done.latency_s - done.ttft_s) / (done.completion_tokens - 1)
+        for done in results
+        if done.completion_tokens > 1
+    ]
+    return statistics.fmean(times) if times else 0.0
 
 
 def median(runs: Sequence[Measures]) -> Measures:

@@ -56,17 +56,15 @@ def after_turn(turn: Turn, run: str) -> tuple[ControlCall, ...]:
     is, and offload it, so that the children have the GPU's memory.
     """
     if turn.next is Next.END:
-        return (_edit(turn, run, "evict"),)
+        return (edit(turn.session, run, "evict"),)
     if turn.next is Next.CHILDREN:
-        path = f"{_path(turn, run)}/lease"
-        end_lease = ControlCall(method="PUT", path=path, body={"ttl": 0})
-        return (end_lease, _edit(turn, run, "offload"))
+        return (lease(turn.session, run, 0), edit(turn.session, run, "offload"))
     return ()
 
 
 def before_resuming(turn: Turn, run: str) -> ControlCall:
     """What to tell the server once the last child has ended that ``turn`` waits for."""
-    return _edit(turn, run, "prefetch")
+    return edit(turn.session, run, "prefetch")
 
 
 def resumptions(turns: Sequence[Turn]) -> dict[int, int]:
@@ -87,10 +85,44 @@ def resumptions(turns: Sequence[Turn]) -> dict[int, int]:
     return found
 
 
-def _path(turn: Turn, run: str) -> str:
-    return f"/v1/agent/sessions/{session_id(turn.session, run)}"
+def lease(session: str, run: str, ttl_s: float) -> ControlCall:
+    """Retain what the session has for so long from now."""
+    path = f"{_path(session, run)}/lease"
+    return ControlCall(method="PUT", path=path, body={"ttl": ttl_s})
 
 
-def _edit(turn: Turn, run: str, kind: str) -> ControlCall:
+def edit(session: str, run: str, kind: str) -> ControlCall:
+    """One edit of all that the session has."""
     body: dict[str, object] = {"edits": [{"type": kind}]}
-    return ControlCall(method="POST", path=f"{_path(turn, run)}/edits", body=body)
+    return ControlCall(method="POST", path=f"{_path(session, run)}/edits", body=body)
+
+
+class AgentPolicy:
+    """All of the above for one pass over a workload.
+
+    Args:
+        turns: of the whole workload.
+        run: name of the pass.
+    """
+
+    def __init__(self, turns: Sequence[Turn], run: str) -> None:
+        self._run = run
+        self._resuming = resumptions(turns)
+
+    def hint(self, turn: Turn) -> dict[str, object] | None:
+        """``agent_hint`` of the turn's request."""
+        return request_hint(turn, self._run)
+
+    def before_turn(self, turn: Turn) -> tuple[ControlCall, ...]:
+        """What to say once all that ``turn`` waits for has ended."""
+        if turn.index not in self._resuming:
+            return ()
+        return (before_resuming(turn, self._run),)
+
+    def after_turn(self, turn: Turn) -> tuple[ControlCall, ...]:
+        """What to say once the answer is there and shows what follows."""
+        return after_turn(turn, self._run)
+
+
+def _path(session: str, run: str) -> str:
+    return f"/v1/agent/sessions/{session_id(session, run)}"

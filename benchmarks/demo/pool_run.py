@@ -1,4 +1,4 @@
-"""Drives the three servers at one pool size: repeats by turns, then the identity.
+"""Drives the servers at one pool size: repeats by turns, then the identity.
 
 All servers live as long as the pool size is under test and one works at a time; the
 others wait and use next to no CPU. Every pass begins with empty caches, those in host
@@ -9,7 +9,7 @@ first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.demo.client import DemoClient
@@ -17,9 +17,20 @@ from benchmarks.demo.comparison import PoolComparison
 from benchmarks.demo.harness import Harness
 from benchmarks.demo.identity import IdentityRecord, generate_one_by_one
 from benchmarks.demo.measures import measure
+from benchmarks.demo.policy import AgentPolicy
 from benchmarks.demo.replay import Replay, RunRecord
 from benchmarks.demo.server import BLOCK_SIZE, ServerKind
-from benchmarks.demo.workload import Workload
+from benchmarks.demo.workload import Turn, Workload
+
+#: The servers to drive, and what tells each about its agents: made anew for every
+#: pass from the workload's turns and the name of the pass. ``None`` says nothing.
+Arms = Mapping[ServerKind, Callable[[Sequence[Turn], str], AgentPolicy] | None]
+
+DEMO_ARMS: Arms = {
+    ServerKind.STOCK: None,
+    ServerKind.TIER: None,
+    ServerKind.HINTS: AgentPolicy,
+}
 
 #: In these turns children end, others start, and leads wait for both.
 IDENTITY_TURNS = slice(62, 108)
@@ -28,12 +39,16 @@ _NO_TIER: Mapping[str, object] = {"saved_bytes": 0, "loaded_bytes": 0}
 
 @dataclass(kw_only=True)
 class PoolRecord:
-    """Everything recorded at one pool size."""
+    """Everything recorded at one pool size.
+
+    Attributes:
+        control_calls: how often each call had which outcome, in all repeats.
+    """
 
     replays: dict[ServerKind, list[RunRecord]] = field(default_factory=dict)
     identity: dict[ServerKind, IdentityRecord] = field(default_factory=dict)
     stats: dict[ServerKind, Mapping[str, object]] = field(default_factory=dict)
-    control_calls: Counter[str] = field(default_factory=Counter)
+    control_calls: dict[ServerKind, Counter[str]] = field(default_factory=dict)
 
     def comparison(
         self, workload: Workload, *, label: str, num_blocks: int
@@ -46,7 +61,7 @@ class PoolRecord:
                 for kind, records in self.replays.items()
             },
             sam_stats=self.stats,
-            control_calls=self.control_calls,
+            control_calls=sum(self.control_calls.values(), Counter()),
         )
 
 
@@ -54,6 +69,7 @@ class PoolRun:
     """One pool size.
 
     Args:
+        arms: in the order of the first repeat.
         connect: makes a client of a running server.
         report: called with one line of progress now and then.
     """
@@ -61,22 +77,27 @@ class PoolRun:
     def __init__(
         self,
         workload: Workload,
+        arms: Arms,
         connect: Callable[[ServerKind], DemoClient],
         report: Callable[[str], None],
     ) -> None:
         self._workload = workload
+        self._arms = arms
         self._connect = connect
         self._report = report
-        self._record = PoolRecord(replays={kind: [] for kind in ServerKind})
+        self._record = PoolRecord(
+            replays={kind: [] for kind in arms},
+            control_calls={kind: Counter() for kind in arms},
+        )
 
     async def run(self, *, num_repeats: int, identity: bool) -> PoolRecord:
-        for kind in ServerKind:
+        for kind in self._arms:
             await self._warm_up(kind)
         for repeat in range(num_repeats):
-            for kind in order(repeat):
+            for kind in order(list(self._arms), repeat):
                 await self._replay(kind, repeat)
         if identity:
-            for kind in ServerKind:
+            for kind in self._arms:
                 await self._generate_one_by_one(kind)
         return self._record
 
@@ -100,7 +121,7 @@ class PoolRun:
         if first.cached_tokens:
             raise RuntimeError(f"{kind}: the cache was not empty at the start")
         self._record.replays[kind].append(record)
-        self._record.control_calls += harness.outcomes
+        self._record.control_calls[kind] += harness.outcomes
         report(f"done in {record.duration_s:.1f} s {_told(harness)}".rstrip())
 
     async def _generate_one_by_one(self, kind: ServerKind) -> None:
@@ -122,16 +143,16 @@ class PoolRun:
     ) -> Harness:
         """Empties all caches of the server and gives it a harness without history."""
         await client.reset(sessions=kind is not ServerKind.STOCK)
-        speaks = kind is ServerKind.HINTS
-        return Harness(client, self._workload, run=run, speaks=speaks)
+        make_policy = self._arms[kind]
+        policy = make_policy(self._workload.turns, run) if make_policy else None
+        return Harness(client, policy)
 
     def _reporter(self, name: str) -> Callable[[str], None]:
         return lambda line: self._report(f"{name}: {line}")
 
 
-def order(repeat: int) -> list[ServerKind]:
+def order(kinds: list[ServerKind], repeat: int) -> list[ServerKind]:
     """The servers of one repeat in the order in which they are driven."""
-    kinds = list(ServerKind)
     start = repeat % len(kinds)
     return kinds[start:] + kinds[:start]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.demo.comparison import PoolComparison
@@ -10,42 +10,44 @@ from benchmarks.demo.measures import Measures
 from benchmarks.demo.server import ServerKind
 
 _Form = Callable[[float], str]
+#: Title, attribute of ``Measures``, and how to write it.
+Row = tuple[str, str, _Form]
 
 
-def _seconds(value: float) -> str:
+def seconds(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _count(value: float) -> str:
+def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _mebibytes(value: float) -> str:
+def mebibytes(value: float) -> str:
     return f"{value / 2**20:,.0f}"
 
 
-_ROWS: tuple[tuple[str, str, _Form], ...] = (
-    ("TTFT p50 (s)", "ttft_p50_s", _seconds),
-    ("TTFT p99 (s)", "ttft_p99_s", _seconds),
-    ("prompt tokens from cache", "cached_rate", _percent),
-    ("prompt tokens recomputed", "recomputed_tokens", _count),
-    ("prompt tokens computed", "uncached_tokens", _count),
-    ("MiB moved", "bytes_moved", _mebibytes),
-    ("MiB saved to host memory", "saved_bytes", _mebibytes),
-    ("MiB loaded back", "loaded_bytes", _mebibytes),
-    ("peak cache use", "peak_cache_use", _percent),
-    ("preemptions", "num_preemptions", _count),
+DEMO_ROWS: tuple[Row, ...] = (
+    ("TTFT p50 (s)", "ttft_p50_s", seconds),
+    ("TTFT p99 (s)", "ttft_p99_s", seconds),
+    ("prompt tokens from cache", "cached_rate", percent),
+    ("prompt tokens recomputed", "recomputed_tokens", count),
+    ("prompt tokens computed", "uncached_tokens", count),
+    ("MiB moved", "bytes_moved", mebibytes),
+    ("MiB saved to host memory", "saved_bytes", mebibytes),
+    ("MiB loaded back", "loaded_bytes", mebibytes),
+    ("peak cache use", "peak_cache_use", percent),
+    ("preemptions", "num_preemptions", count),
     ("duration (s)", "duration_s", lambda value: f"{value:.1f}"),
 )
-_PANELS: tuple[tuple[str, str, _Form], ...] = (
+_PANELS: tuple[Row, ...] = (
     ("ttft_mean_s", "mean TTFT (s)", lambda value: f"{value:.2f}"),
-    ("cached_rate", "prompt tokens from cache", _percent),
-    ("recomputed_tokens", "prompt tokens recomputed", _count),
-    ("bytes_moved", "MiB moved", _mebibytes),
+    ("cached_rate", "prompt tokens from cache", percent),
+    ("recomputed_tokens", "prompt tokens recomputed", count),
+    ("bytes_moved", "MiB moved", mebibytes),
 )
 _COLORS = {
     ServerKind.STOCK: "#9aa5b1",
@@ -54,17 +56,17 @@ _COLORS = {
 }
 
 
-def table(pools: Mapping[str, PoolComparison]) -> str:
-    """The comparison in Markdown, three columns a pool; medians of the repeats."""
-    columns = [(pool, kind) for pool in pools.values() for kind in ServerKind]
+def table(pools: Mapping[str, PoolComparison], rows: Sequence[Row] = DEMO_ROWS) -> str:
+    """The comparison in Markdown, one column a server; medians of the repeats."""
+    columns = [(pool, kind) for pool in pools.values() for kind in pool.runs]
     medians = [pool.median(kind) for pool, kind in columns]
     spreads = [pool.ttft_spread_s(kind) for pool, kind in columns]
     lines = [
-        _line("", [f"{pool.label} {kind}" for pool, kind in columns]),
+        _line("", [f"{pool.label} {kind}".strip() for pool, kind in columns]),
         f"|---|{'---:|' * len(columns)}",
-        _row("TTFT mean (s)", "ttft_mean_s", _seconds, medians),
+        _row("TTFT mean (s)", "ttft_mean_s", seconds, medians),
         _line("least to most", [f"{low:.3f}-{high:.3f}" for low, high in spreads]),
-        *(_row(title, name, form, medians) for title, name, form in _ROWS),
+        *(_row(title, name, form, medians) for title, name, form in rows),
     ]
     return "\n".join(lines)
 
@@ -87,7 +89,7 @@ def draw(pools: Mapping[str, PoolComparison], path: Path) -> None:
     figure, axes = plt.subplots(1, len(_PANELS), figsize=(14, 3.6))
     places = range(len(pools))
     for axis, (name, title, form) in zip(axes, _PANELS, strict=True):
-        for number, kind in enumerate(ServerKind):
+        for number, kind in enumerate(_COLORS):
             heights = [getattr(pool.median(kind), name) for pool in pools.values()]
             bars = axis.bar(
                 [place + 0.28 * (number - 1) for place in places],

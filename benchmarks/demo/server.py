@@ -1,8 +1,10 @@
-"""The three servers that are compared, equal in all flags but those that say what."""
+"""The servers that are compared, equal in all flags but those that say what."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.common import RESULTS_DIR, VllmServer, sam_flags
@@ -25,13 +27,14 @@ class ServerKind(enum.StrEnum):
     TIER = "tier"
     #: Ours, told what the agents' harness knows.
     HINTS = "hints"
+    #: As ``HINTS``; some of its agents say what is wrong. No part of the demo.
+    WRONG = "wrong"
 
-    @property
-    def flags(self) -> list[str]:
+    def flags(self, host_bytes: int = HOST_BYTES) -> list[str]:
         """What this server is started with beside the flags of all of them."""
         if self is ServerKind.STOCK:
             return []
-        config: dict[str, object] = {"host_bytes": HOST_BYTES}
+        config: dict[str, object] = {"host_bytes": host_bytes}
         if self is ServerKind.TIER:
             config["save_policy"] = "all"
         return sam_flags(config)
@@ -53,6 +56,15 @@ def pool_blocks(workload: Workload, fraction: float) -> int:
     return round(workload.peak_live_tokens * fraction / BLOCK_SIZE) + 1
 
 
+def longest_blocks(workload: Workload) -> int:
+    """Blocks of the longest request, whichever way it is served."""
+    longest = max(
+        turn.num_prompt_tokens + max(turn.num_output_tokens, NUM_OUTPUT_TOKENS)
+        for turn in workload.turns
+    )
+    return -(-longest // BLOCK_SIZE)
+
+
 def server_args(workload: Workload, num_blocks: int) -> list[str]:
     """What all servers are started with.
 
@@ -60,11 +72,7 @@ def server_args(workload: Workload, num_blocks: int) -> list[str]:
     much of a prompt it found in its cache (in 4 of 26 trials on the CPU build; none
     of 26 with float32), and then no comparison of tokens would mean anything.
     """
-    longest = max(
-        turn.num_prompt_tokens + max(turn.num_output_tokens, NUM_OUTPUT_TOKENS)
-        for turn in workload.turns
-    )
-    max_model_len = -(-longest // BLOCK_SIZE) * BLOCK_SIZE
+    max_model_len = longest_blocks(workload) * BLOCK_SIZE
     return [
         *("--served-model-name", MODEL_NAME),
         *("--dtype", "float32"),
@@ -85,11 +93,25 @@ def make_server(
     num_blocks: int,
     *,
     kind: ServerKind,
+    host_bytes: int = HOST_BYTES,
     port: int | None = None,
 ) -> VllmServer:
     return VllmServer(
         model,
-        [*server_args(workload, num_blocks), *kind.flags],
+        [*server_args(workload, num_blocks), *kind.flags(host_bytes)],
         log_path=RESULTS_DIR / f"demo-server-{kind}-{num_blocks}.log",
         port=port,
     )
+
+
+@contextmanager
+def running(servers: Iterable[VllmServer]) -> Iterator[None]:
+    """All servers, started side by side, for as long as the context lasts."""
+    with ExitStack() as stack:
+        started = []
+        for server in servers:
+            stack.callback(server.stop)
+            started.append(server.launch())
+        for server in started:
+            server.wait_healthy()
+        yield

@@ -117,10 +117,14 @@ def build_workload(
     token_divisor: int,
     gap_divisor: float,
     vocab_size: int,
+    output_divisor: int | None = None,
 ) -> Workload:
     """Plan the first ``num_rows`` of ``trace``, scaled down.
 
     The whole trace is needed to know which agents end within those rows.
+
+    Args:
+        token_divisor: of prompts, and of outputs unless those have their own.
     """
     rows = trace[:num_rows]
     side = _side_calls(rows)
@@ -136,7 +140,9 @@ def build_workload(
                 parent=row.parent,
                 stream=f"{row.session}#{i}" if i in side else row.session,
                 num_prompt_tokens=row.input_tokens // token_divisor,
-                num_output_tokens=max(1, row.output_tokens // token_divisor),
+                num_output_tokens=max(
+                    1, row.output_tokens // (output_divisor or token_divisor)
+                ),
                 wait_for=wait_for,
                 follows_start_of=follows,
                 gap_s=(row.start_s - anchor_s) / gap_divisor,

@@ -57,20 +57,29 @@ def _table(summary: dict[str, object]) -> str:
         "cpu_ratio_no_hints_tier",
         "cpu_ratio_hints_tier",
         "finish_ratio_4096",
+        "cpu_ratio_no_hints_64x128k",
+        "cpu_ratio_hints_64x128k",
+        "finish_ratio_no_hints_64x128k",
+        "finish_ratio_hints_64x128k",
     )
     aims = summary["aims"]
     assert isinstance(aims, dict)
-    lines = [f"{'':24s}  median   p10..p90            aim"]
+    lines = [f"{'':30s}  median   p10..p90            aim"]
     for name in names:
         spread = summary[f"{name}_p10_p90"]
         assert isinstance(spread, list)
         lines.append(
-            f"{name:24s}  {summary[name]:6.4f}   {spread[0]:.4f}..{spread[1]:.4f}"
+            f"{name:30s}  {summary[name]:6.4f}   {spread[0]:.4f}..{spread[1]:.4f}"
             f"      {aims.get(name, '-')}"
         )
     lines.append(
-        f"{'worst_step_ms':24s}  {summary['worst_step_ms']:6.3f}   "
+        f"{'worst_step_ms':30s}  {summary['worst_step_ms']:6.3f}   "
         f"traffic alone {summary['worst_step_traffic_only_ms']:.3f}"
+    )
+    lines.append(
+        f"{'metadata_bytes_per_block':30s}  "
+        f"{summary['metadata_bytes_per_block']:6.1f}   "
+        f"vLLM's own {summary['metadata_bytes_per_block_stock']:.1f}"
     )
     return "\n".join(lines)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from vllm import __version__ as vllm_version
 
 from benchmarks.common import machine
-from benchmarks.no_hint_overhead import long_context, mix
+from benchmarks.no_hint_overhead import footprint, long_context, mix, running
 from benchmarks.no_hint_overhead.timing import Ratio, quiet_gc
 
 AIMS = {
@@ -18,6 +18,8 @@ AIMS = {
     "cpu_ratio_no_hints_tier": 1.02,
     "cpu_ratio_hints_tier": 1.05,
     "finish_ratio_4096": 1.25,
+    "cpu_ratio_no_hints_64x128k": 1.02,
+    "cpu_ratio_hints_64x128k": 1.05,
 }
 
 #: The arms by name; stock runs twice to show its own spread.
@@ -44,6 +46,10 @@ def measure(num_pairs: int, *, note: Note) -> dict[str, object]:
     ours_ns, stock_ns = long_context.completion_pairs(5 * num_pairs)
     note("evict and expiry of that session")
     worst = long_context.worst_steps()
+    note("64 requests with contexts of 128K tokens")
+    running_costs = running.measure_running(running.Shape())
+    note("memory for each block")
+    memory = footprint.measure_footprint()
     summary: dict[str, object] = {"benchmark": "no_hint_overhead", "pairs": num_pairs}
     stock_s = times_s["stock"]
     for name, arm in (
@@ -55,6 +61,7 @@ def measure(num_pairs: int, *, note: Note) -> dict[str, object]:
     ):
         summary |= _ratio(name, Ratio.of(times_s[arm], stock_s))
     summary |= _ratio("finish_ratio_4096", Ratio.of(ours_ns, stock_ns))
+    summary |= _running(running_costs) | _footprint(memory)
     summary |= {
         "stock_cpu_s": round(statistics.median(stock_s), 4),
         "finish_stock_us": round(statistics.median(stock_ns) / 1e3, 1),
@@ -91,6 +98,28 @@ def measure_mix(
             if pair >= 0:
                 times_s[name].append(cpu_s)
     return times_s
+
+
+def _running(costs: Mapping[str, running.RunningCosts]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for arm, cost in costs.items():
+        found |= _ratio(f"cpu_ratio_{arm}_64x128k", cost.step)
+        found |= _ratio(f"finish_ratio_{arm}_64x128k", cost.finish)
+        found[f"admit_ratio_{arm}_64x128k"] = round(cost.admit, 4)
+        found["stock_step_64x128k_us"] = round(cost.stock_step_us, 1)
+    return found
+
+
+def _footprint(memory: footprint.Footprint) -> dict[str, object]:
+    return {
+        "metadata_bytes_per_block": round(memory.ours, 1),
+        "metadata_bytes_per_block_stock": round(memory.stock, 1),
+        "metadata_bytes_per_block_parts": {
+            name: round(size, 1)
+            for name, size in sorted(memory.parts.items(), key=lambda part: -part[1])
+            if size >= 0.05
+        },
+    }
 
 
 def _ratio(name: str, ratio: Ratio) -> dict[str, object]:

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     rows.append(row)
                     _print(row)
             with servers.running(binary) as port:
-                path = WholePath(port)
+                path = WholePath(f"redis://127.0.0.1:{port}")
                 paths[server] = path.measure(num_rounds)
                 path.close()
             print(f"{server}: whole path {paths[server]}", file=sys.stderr, flush=True)

@@ -27,26 +27,31 @@ _NUM_BLOCKS = 64
 _NUM_LAYERS = 8
 _BLOCKS_PER_JOB = 4
 _THREADS = 2
+_CPU = torch.device("cpu")
 
 
 class WholePath:
-    """A rank as the connector has it: blocks, slots, a copy engine, store threads."""
+    """A rank as the connector has it: blocks, slots, a copy engine, store threads.
 
-    def __init__(self, port: int) -> None:
-        layer_bytes = _BLOCK_BYTES // _NUM_LAYERS
+    Args:
+        url: of a server that is ours alone, since it is emptied.
+        device: where the blocks lie.
+    """
+
+    def __init__(self, url: str, device: torch.device = _CPU) -> None:
+        shape = (_NUM_BLOCKS, _BLOCK_BYTES // _NUM_LAYERS)
         self.blocks = [
-            torch.randint(0, 256, (_NUM_BLOCKS, layer_bytes), dtype=torch.uint8)
+            torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
             for _ in range(_NUM_LAYERS)
         ]
         groups = {0: self.blocks}
         layout = SlotLayout.of(groups)
-        self._pool = HostPool(_NUM_BLOCKS, layout.slot_bytes)
+        self._pool = HostPool(_NUM_BLOCKS, layout.slot_bytes, pin=device.type == "cuda")
         self._engine = make_copy_engine(
-            groups, layout, self._pool, device=torch.device("cpu"), num_threads=_THREADS
+            groups, layout, self._pool, device=device, num_threads=_THREADS
         )
-        self._store = open_store(
-            f"redis://127.0.0.1:{port}", StoreOptions(num_connections=_THREADS)
-        ).blocks
+        options = StoreOptions(num_connections=_THREADS)
+        self._store = open_store(url, options).blocks
         self._io = StoreIo(
             self._store,
             self._pool,
@@ -56,7 +61,7 @@ class WholePath:
             timeout_s=30.0,
             ttl_s=3_600.0,
         )
-        self._server = redis.Redis(port=port)
+        self._server = redis.Redis.from_url(url)
 
     @property
     def num_bytes(self) -> int:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     KVCacheBlock,
@@ -24,7 +25,8 @@ from vllm.v1.core.kv_cache_utils import (
 from benchmarks.trace_replay.policies import Policy
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
     from benchmarks.trace_replay.workload import Turn, Workload
@@ -138,32 +140,110 @@ class NextUse:
 class BeladyQueue(KeyedFreeQueue):
     """Furthest next use first; of equals, the block deepest in its context."""
 
-    def __init__(self, blocks: Sequence[KVCacheBlock], next_use: NextUse) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[KVCacheBlock],
+        next_use: NextUse,
+        on_taken: Callable[[KVCacheBlock], None],
+    ) -> None:
         self._next_use = next_use
+        self._on_taken = on_taken
         super().__init__(blocks)
 
+    @override
     def key(self, block: KVCacheBlock) -> SortKey:
         if block.block_hash is None:
             return (-math.inf,)
         next_use_s = self._next_use.at(get_block_hash(block.block_hash))
         return (-next_use_s, -(block.block_hash_num_tokens or 0))
 
+    @override
+    def popleft(self) -> KVCacheBlock:
+        block = super().popleft()
+        self._on_taken(block)
+        return block
+
+
+class _Host:
+    """A second tier that is told the future as well: what the pool gives up goes
+    there, and of that whatever is needed last goes first."""
+
+    def __init__(self, num_blocks: int, next_use: NextUse) -> None:
+        self._num_blocks = num_blocks
+        self._next_use = next_use
+        self._live: dict[bytes, int] = {}
+        self._heap: list[tuple[float, int, int, bytes]] = []
+        self._serial = 0
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._live
+
+    def add(self, block_hash: bytes, depth: int) -> None:
+        next_use_s = self._next_use.at(block_hash)
+        if next_use_s == math.inf or not self._num_blocks:
+            return
+        self._serial += 1
+        self._live[block_hash] = self._serial
+        entry = (-next_use_s, -depth, self._serial, block_hash)
+        heapq.heappush(self._heap, entry)
+        while len(self._live) > self._num_blocks:
+            _, _, serial, last = heapq.heappop(self._heap)
+            if self._live.get(last) == serial:
+                del self._live[last]
+
+    def discard(self, block_hash: bytes) -> None:
+        self._live.pop(block_hash, None)
+
 
 class BeladyPolicy(Policy):
-    """Installs :class:`BeladyQueue` in a fresh block pool."""
+    """Installs :class:`BeladyQueue` in a fresh block pool.
 
-    name = "belady"
+    Args:
+        arrival_s: when each request arrives.
+        host_tokens: what a second tier holds besides; bringing it back is free.
+    """
 
-    def __init__(self, arrival_s: Sequence[float]) -> None:
+    loads_are_free = True
+
+    def __init__(self, arrival_s: Sequence[float], *, host_tokens: int = 0) -> None:
+        self.name = "belady_tier" if host_tokens else "belady"
         self._arrival_s = arrival_s
+        self._host_tokens = host_tokens
 
-    def attach(self, manager: KVCacheManager, workload: Workload) -> None:
-        self._pool = manager.block_pool
-        self._next_use = NextUse(workload, self._arrival_s)
+    @override
+    def attach(
+        self, manager: KVCacheManager, kv_cache_config: KVCacheConfig, plan: Workload
+    ) -> None:
+        super().attach(manager, kv_cache_config, plan)
+        self._block_size = plan.block_size
+        self._next_use = NextUse(plan, self._arrival_s)
+        self._host = _Host(self._host_tokens // plan.block_size, self._next_use)
         free = self._pool.free_block_queue.get_all_free_blocks()
-        self._queue = BeladyQueue(free, self._next_use)
+        self._queue = BeladyQueue(free, self._next_use, self._on_taken)
         self._pool.free_block_queue = self._queue  # type: ignore[assignment]
 
+    @override
+    def look_up(self, request: Request, num_local: int) -> int:
+        size = self._block_size
+        end = (request.num_tokens - 1) // size
+        index = first = num_local // size
+        while index < end and request.block_hashes[index] in self._host:
+            index += 1
+        return (index - first) * size
+
+    @override
+    def on_blocks_assigned(
+        self, turn: Turn, request: Request, blocks: KVCacheBlocks, num_external: int
+    ) -> None:
+        for block_hash in request.block_hashes:
+            self._host.discard(block_hash)
+
+    def _on_taken(self, block: KVCacheBlock) -> None:
+        if block.block_hash is not None:
+            block_hash = get_block_hash(block.block_hash)
+            self._host.add(block_hash, block.block_hash_num_tokens or 0)
+
+    @override
     def on_admitted(self, turn: Turn, request: Request, num_cached: int) -> None:
         self._next_use.admitted(turn.index)
         # Blocks behind a gap are still free: the request that would have used them

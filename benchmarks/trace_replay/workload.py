@@ -1,64 +1,56 @@
-"""From a recorded trace to turns with content, causes and gaps.
+"""From recorded traces to turns with content, causes and gaps.
 
-The trace holds lengths and times only, so what a request contains is inferred:
-
-* A request extends the longest context of its session that had ended when it
-  started and whose previous input is no longer than its own; the previous input
-  and output are then its prefix as far as lengths allow.
-* Any other request of the session is a side call and gets content of its own.
-* Sub-agents of one lead share their first :data:`SHARED_PREFIX_TOKENS` tokens.
-
-What a request waits for is inferred too, so that the loop is closed: the session's
-previous request ended (or began, if the two overlapped) a recorded gap before; a
-sub-agent's first request follows the request of its lead that spawned it; only a
-lead's first request has an absolute time.
+A trace holds lengths and times only; ``benchmarks.demo.workload`` says what waits for
+what, which context a request extends and what an agents' harness knows. Here every
+turn gets token ids and their block hashes, so that equal content has equal hashes.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import (
-    BlockHash,
-    hash_block_tokens,
-    init_none_hash,
-)
+from vllm.v1.core.kv_cache_utils import BlockHash, hash_block_tokens, init_none_hash
 
-SHARED_PREFIX_TOKENS = 8_000
+from benchmarks.demo.workload import (
+    SHARED_PREFIX_TOKENS,
+    Next,
+    TraceRow,
+)
+from benchmarks.demo.workload import build_workload as plan
+
 VOCAB_SIZE = 32_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRow:
-    """One recorded request; times in seconds from the start of the trace."""
-
-    session: str
-    parent: str | None
-    start_s: float
-    end_s: float
-    input_tokens: int
-    output_tokens: int
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Context:
     """Content that only grows; one token array serves every request that uses it.
 
     Attributes:
-        token_ids: the longest content reached.
+        num_tokens: the longest content reached.
+        shared: names a stream that its first tokens are of.
+        num_shared: how many of them.
+        token_ids: of all of it.
         block_hashes: vLLM's chained hashes of its full blocks.
     """
 
+    name: str
     num_tokens: int = 0
     shared: str | None = None
+    num_shared: int = 0
     block_size: int = 0
     token_ids: list[int] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
+
+    def fill(self, block_size: int) -> None:
+        """Draws the tokens and hashes them as vLLM does."""
+        num_shared = min(self.num_shared, self.num_tokens) if self.shared else 0
+        self.token_ids = _random_tokens(self.shared or "", num_shared)
+        self.token_ids += _random_tokens(self.name, self.num_tokens - num_shared)
+        self.block_size = block_size
+        self.block_hashes = _block_hashes(self.token_ids, block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,36 +58,26 @@ class Turn:
     """One request of the replay.
 
     Attributes:
-        index: position in the trace.
+        index: position in the workload.
+        session: whose it is; ``parent`` is the session that spawned that one.
         context: its content; the input is a prefix of ``context.token_ids`` and the
             output continues it.
-        after: index of the turn it waits for; ``None`` starts at ``offset_s``.
-        after_start: it waits for that turn's arrival instead of its end.
-        offset_s: seconds from the awaited moment.
-        num_children: sub-agents whose first request waits for this turn.
-        ends_session: no later request belongs to this session.
-        ends_task: no later request belongs to this lead or its sub-agents.
-        is_side_call: opened a context besides the session's main one.
+        wait_for: turns that must have ended first.
+        follows_start_of: a turn that must have started first, for overlapping calls.
+        gap_s: pause after that.
+        next: what follows it, as far as an agents' harness can know.
     """
 
     index: int
     session: str
-    parent: str | None
+    parent: str | None = None
     input_tokens: int
     output_tokens: int
     context: Context
-    after: int | None
-    after_start: bool
-    offset_s: float
-    num_children: int
-    ends_session: bool
-    ends_task: bool
-    is_side_call: bool
-
-    @property
-    def task(self) -> str:
-        """The lead that this request works for, itself included."""
-        return self.parent or self.session
+    wait_for: tuple[int, ...] = ()
+    follows_start_of: int | None = None
+    gap_s: float
+    next: Next = Next.TOOL
 
     @property
     def num_tokens(self) -> int:
@@ -107,132 +89,65 @@ class Workload:
     turns: Sequence[Turn]
     block_size: int
 
-    def followers(self) -> dict[int, list[Turn]]:
-        """Turns that wait for a turn, by its index."""
-        waiting: dict[int, list[Turn]] = {}
-        for turn in self.turns:
-            if turn.after is not None:
-                waiting.setdefault(turn.after, []).append(turn)
-        return waiting
 
-
-def read_trace(path: Path) -> list[TraceRow]:
-    """Reads a JSON-lines trace, sorted by start time."""
-    with path.open(encoding="utf-8") as lines:
-        rows = [TraceRow(**json.loads(line)) for line in lines if line.strip()]
-    return sorted(rows, key=lambda row: row.start_s)
-
-
-def build_workload(rows: Sequence[TraceRow], *, block_size: int) -> Workload:
-    """Infers content and causes, and hashes the content as vLLM does."""
-    contexts = _assign_contexts(rows)
-    causes = [_cause(rows, index) for index in range(len(rows))]
-    children: dict[int, int] = {}
-    for index, (after, _, _) in enumerate(causes):
-        if after is not None and rows[after].session != rows[index].session:
-            children[after] = children.get(after, 0) + 1
-    last_of_session = {row.session: i for i, row in enumerate(rows)}
-    last_of_task = {row.parent or row.session: i for i, row in enumerate(rows)}
-    turns = [
-        Turn(
-            index=index,
-            session=row.session,
-            parent=row.parent,
-            input_tokens=row.input_tokens,
-            output_tokens=row.output_tokens,
-            context=contexts[index],
-            after=after,
-            after_start=after_start,
-            offset_s=offset_s,
-            num_children=children.get(index, 0),
-            ends_session=last_of_session[row.session] == index,
-            ends_task=last_of_task[row.parent or row.session] == index,
-            is_side_call=_is_side_call(contexts, rows, index),
+def agents(rows: Sequence[TraceRow], *, block_size: int) -> Workload:
+    """Coding agents with their sub-agents, closed loop."""
+    planned = plan(
+        rows,
+        num_rows=len(rows),
+        token_divisor=1,
+        gap_divisor=1.0,
+        vocab_size=VOCAB_SIZE,
+    )
+    contexts: dict[str, Context] = {}
+    turns = []
+    for turn in planned.turns:
+        context = contexts.setdefault(turn.stream, Context(turn.stream))
+        if turn.parent and turn.stream == turn.session:
+            context.shared = f"shared by {turn.parent}"
+            context.num_shared = SHARED_PREFIX_TOKENS
+        turns.append(
+            Turn(
+                index=turn.index,
+                session=turn.session,
+                parent=turn.parent,
+                input_tokens=turn.num_prompt_tokens,
+                output_tokens=turn.num_output_tokens,
+                context=context,
+                wait_for=turn.wait_for,
+                follows_start_of=turn.follows_start_of,
+                gap_s=turn.gap_s,
+                next=turn.next,
+            )
         )
-        for index, (row, (after, after_start, offset_s)) in enumerate(
-            zip(rows, causes, strict=True)
-        )
-    ]
-    _fill_contexts(contexts, block_size)
+    return fill(turns, block_size)
+
+
+def fill(turns: Sequence[Turn], block_size: int) -> Workload:
+    """Gives every context its tokens."""
+    init_none_hash(sha256)
+    for turn in turns:
+        turn.context.num_tokens = max(turn.context.num_tokens, turn.num_tokens)
+    for context in {id(turn.context): turn.context for turn in turns}.values():
+        context.fill(block_size)
     return Workload(turns=turns, block_size=block_size)
 
 
-def _assign_contexts(rows: Sequence[TraceRow]) -> list[Context]:
-    """Gives each request the context it extends, or a new one."""
-    assigned: list[Context] = []
-    open_contexts: dict[str, list[tuple[TraceRow, Context]]] = {}
-    for row in rows:
-        known = open_contexts.setdefault(row.session, [])
-        usable = [
-            (previous, context)
-            for previous, context in known
-            if previous.end_s <= row.start_s
-            and previous.input_tokens <= row.input_tokens
-        ]
-        if usable:
-            entry = max(usable, key=lambda pair: pair[0].input_tokens)
-            known.remove(entry)
-            context = entry[1]
-        else:
-            context = Context(shared=row.parent)
-        context.num_tokens = max(
-            context.num_tokens, row.input_tokens + row.output_tokens
-        )
-        known.append((row, context))
-        assigned.append(context)
-    return assigned
+def jittered(workload: Workload, seed: int, *, max_shift_s: float = 30.0) -> Workload:
+    """The same agents, each that waits for nobody started up to ``max_shift_s`` later.
 
-
-def _is_side_call(
-    contexts: Sequence[Context], rows: Sequence[TraceRow], index: int
-) -> bool:
-    """Whether the request's context is not the longest of its session."""
-    mine = contexts[index]
-    return any(
-        row.session == rows[index].session and context.num_tokens > mine.num_tokens
-        for row, context in zip(rows, contexts, strict=True)
-    )
-
-
-def _cause(rows: Sequence[TraceRow], index: int) -> tuple[int | None, bool, float]:
-    """Returns ``(after, after_start, offset_s)`` of a request."""
-    row = rows[index]
-    previous = _latest(i for i in range(index) if rows[i].session == row.session)
-    if previous is not None:
-        gap_s = row.start_s - rows[previous].end_s
-        if gap_s >= 0:
-            return previous, False, gap_s
-        return previous, True, row.start_s - rows[previous].start_s
-    spawner = _latest(
-        i
-        for i in range(index)
-        if rows[i].session == row.parent and rows[i].end_s <= row.start_s
-    )
-    if spawner is not None:
-        return spawner, False, row.start_s - rows[spawner].end_s
-    return None, False, row.start_s
-
-
-def _latest(indices: Iterator[int]) -> int | None:
-    return max(indices, default=None)
-
-
-def _fill_contexts(contexts: Iterable[Context], block_size: int) -> None:
-    init_none_hash(sha256)
-    unique = list({id(context): context for context in contexts}.values())
-    for number, context in enumerate(unique):
-        context.block_size = block_size
-        context.token_ids = _token_ids(context, number)
-        context.block_hashes = _block_hashes(context.token_ids, block_size)
-
-
-def _token_ids(context: Context, number: int) -> list[int]:
-    shared: list[int] = []
-    if context.shared is not None:
-        num_shared = min(SHARED_PREFIX_TOKENS, context.num_tokens)
-        shared = _random_tokens(f"task {context.shared}", num_shared)
-    own = context.num_tokens - len(shared)
-    return shared + _random_tokens(f"context {number}", own)
+    One closed-loop run is one draw: a request that slips by a millisecond can change
+    who waits for whom. Several show what is policy and what is luck.
+    """
+    rng = random.Random(seed)
+    first_of_session = {turn.session: turn.index for turn in reversed(workload.turns)}
+    turns = [
+        replace(turn, gap_s=turn.gap_s + rng.uniform(0.0, max_shift_s))
+        if turn.parent is None and first_of_session[turn.session] == turn.index
+        else turn
+        for turn in workload.turns
+    ]
+    return replace(workload, turns=turns)
 
 
 def _random_tokens(seed: str, count: int) -> list[int]:

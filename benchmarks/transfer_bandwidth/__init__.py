@@ -1,0 +1,1 @@
+"""What moving blocks between an engine, host memory and a store costs."""

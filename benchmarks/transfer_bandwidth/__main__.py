@@ -14,33 +14,39 @@ import numpy as np
 import torch
 
 from benchmarks.common import machine
-from benchmarks.transfer_bandwidth.measure import (
-    LARGE_BLOCK,
-    MIB,
-    Row,
-    Settings,
-    measure,
+from benchmarks.transfer_bandwidth import (
+    block_sizes,
+    compute,
+    jobs,
+    store_path,
+    summary,
 )
-from sam_connector.transfer import Direction
+from benchmarks.transfer_bandwidth.rig import Arena
+from benchmarks.transfer_bandwidth.settings import Settings
+from sam_connector.errors import ConfigurationError
 
-AIM = 0.9
+NO_DEVICE = 2
+STORE_ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("--device cuda: torch finds no CUDA device here", file=sys.stderr)
+        return NO_DEVICE
     start = time.monotonic()
-    settings = _settings(options)
-    rows = measure(settings, note=_note)
+    result = _measure(Settings.of(options), has_store=not options.no_store)
     if options.json:
-        print(json.dumps(_summary(settings, rows, time.monotonic() - start)))
+        seconds = round(time.monotonic() - start, 1)
+        print(json.dumps(result | {"wall_s": seconds}))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.transfer_bandwidth",
-        description="Bandwidth between blocks and host slots, against one large copy "
-        "of the same bytes; every byte is checked.",
+        description="Bandwidth between blocks, host slots and a store, against one "
+        "large copy of the same bytes; every byte is checked.",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true", help="one JSON object at last")
@@ -49,58 +55,52 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--huge-pages", action="store_true", help="blocks on a CPU lie in huge pages"
     )
+    parser.add_argument(
+        "--no-store", action="store_true", help="leave the store out of it"
+    )
     return parser
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    # Both sides together are many times the last-level cache of any CPU.
-    num_bytes = {"cpu": 256 * MIB, "cuda": 2048 * MIB}[options.device]
-    return Settings(
-        device=torch.device(options.device),
-        num_bytes=num_bytes // 4 if options.quick else num_bytes,
-        repeats=5 if options.quick else 11,
-        num_threads=options.threads,
-        huge_pages=options.huge_pages and options.device == "cpu",
-    )
-
-
-def _summary(
-    settings: Settings, rows: Sequence[Row], wall_s: float
-) -> dict[str, object]:
-    idle = [row for row in rows if row.interpreter == "idle"]
-    large = [row for row in idle if row.block_bytes >= LARGE_BLOCK]
-    busy = [row for row in rows if row.interpreter == "busy"]
+def _measure(settings: Settings, *, has_store: bool) -> dict[str, object]:
+    arena = Arena(settings)
+    _title("by size of block: GB/s ours, GB/s in one piece, ratio, ratio to single")
+    sizes = block_sizes.measure(arena, _note)
+    _title("by size of job: GB/s ours, GB/s in one piece, ratio")
+    job_rows = jobs.measure(arena, _note)
+    _title("beside computing")
+    compute_rows = compute.measure(arena, _note)
+    device = settings.device.type
     return {
         "benchmark": "transfer_bandwidth",
-        "device": settings.device.type,
-        "min_ratio_256k_and_above": min(row.ratio for row in large),
-        "min_ratio_256k_and_above_by_direction": {
-            direction.value: min(
-                row.ratio for row in large if row.direction == direction.value
-            )
-            for direction in Direction
-        },
-        "min_ratio_same_pieces_256k_and_above": min(
-            (row.ratio_same_pieces for row in large if row.ratio_same_pieces),
-            default=None,
-        ),
-        "min_ratio_256k_busy_interpreter": min(
-            (row.ratio for row in busy), default=None
-        ),
-        "aims": {"min_ratio_256k_and_above": AIM},
-        "bytes_per_copy": settings.num_bytes,
+        "device": device,
+        **summary.figures(device, sizes, job_rows, compute_rows),
+        **(_whole_path(settings.device) if has_store else {}),
+        "num_bytes": settings.num_bytes,
         "repeats": settings.repeats,
-        "threads": settings.num_threads if settings.device.type == "cpu" else None,
+        "threads": settings.num_threads if device == "cpu" else None,
         "huge_pages": settings.huge_pages,
-        "rows": [asdict(row) for row in rows],
+        "rows": [asdict(row) for row in sizes],
+        "job_rows": [asdict(row) for row in job_rows],
+        "compute_rows": [asdict(row) for row in compute_rows],
         "torch": torch.__version__,
         "numpy": np.__version__,
         **_gpu(settings.device),
         **machine(),
         # What else ran: this is a measurement of shared memory bandwidth.
         "load_average_at_end": round(os.getloadavg()[0], 2),
-        "wall_s": round(wall_s, 1),
     }
+
+
+def _whole_path(device: torch.device) -> dict[str, object]:
+    _title("to a store and back: GB/s")
+    try:
+        rates = store_path.measure(device, STORE_ROUNDS)
+    except (ImportError, ConfigurationError) as error:
+        _note(f"left out: {error}")
+        return {"whole_path_left_out": str(error)}
+    for name, rate in rates.items():
+        _note(f"{name:16}  {rate:7.3f}")
+    return {**store_path.figures(rates), "whole_path_gb_s": rates}
 
 
 def _gpu(device: torch.device) -> dict[str, object]:
@@ -109,8 +109,12 @@ def _gpu(device: torch.device) -> dict[str, object]:
     return {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
 
 
-def _note(text: str) -> None:
-    print(text, flush=True)
+def _title(text: str) -> None:
+    print(f"--- {text}", flush=True)
+
+
+def _note(line: object) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

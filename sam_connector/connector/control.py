@@ -163,10 +163,13 @@ class ControlService:
 
     def _set_lease(self, host: SamHost, command: wire.SetLease) -> wire.Reply:
         key = SessionKey(command.tenant, command.session_id)
-        status = host.set_lease(key, command.ttl)
+        resume_s = command.expected_resume_s
+        status = host.set_lease(key, command.ttl, expected_resume_s=resume_s)
         if status is None:
             return wire.success(None, found=False)
         result = {"session_id": key.session_id, "ttl": command.ttl, "status": status}
+        if resume_s is not None:
+            result["expected_resume_s"] = resume_s
         if status is not EditStatus.COMPLETED:
             result["reason"] = "the protected share of the cache is used up"
         return wire.success(result)
@@ -226,6 +229,7 @@ class ControlService:
         book, key = host.manager.book, session.key
         contexts = [self._describe_context(host, c) for c in session.contexts]
         leases = [c["lease_s"] for c in contexts if c["lease_s"] is not None]
+        resumes = [c["expected_resume_s"] for c in contexts]
         parent = book.tree.parent(key)
         operations = host.manager.edits.operations.open_of(key)
         held = sum(context["resident_blocks"] for context in contexts)
@@ -240,6 +244,9 @@ class ControlService:
                 "store": 0 if self._tier is None else self._tier.num_in_store(key),
             },
             "lease_s": max(leases, default=None),
+            "expected_resume_s": min(
+                (resume_s for resume_s in resumes if resume_s is not None), default=None
+            ),
             "running_requests": session.num_active,
             "operations": [result_to_wire(result) for result in operations],
         }
@@ -251,14 +258,14 @@ class ControlService:
 
     def _describe_context(self, host: SamHost, context: Context) -> dict[str, Any]:
         index = host.manager.book.index
-        lease_s = context.deadline - host.now() if context.deadline else None
         return {
             "num_blocks": context.num_blocks,
             "resident_blocks": sum(
                 index.num_resident(context, group_id) for group_id in context.leaves
             ),
             "num_tokens": context.num_blocks * host.chains.primary_block_size,
-            "lease_s": None if lease_s is None else round(max(0.0, lease_s), 3),
+            "lease_s": _seconds_left(context.deadline, host.now()),
+            "expected_resume_s": _seconds_left(context.resume_at, host.now()),
         }
 
     def _current(self, result: EditResult) -> EditResult:
@@ -273,6 +280,11 @@ class ControlService:
                 result, status=EditStatus.REJECTED, reason=reason
             )
         return result if known is None else known[1]
+
+
+def _seconds_left(moment: float, now: float) -> float | None:
+    """Seconds until a moment, ``None`` if there is none (0)."""
+    return round(max(0.0, moment - now), 3) if moment else None
 
 
 def _is_open(result: EditResult) -> bool:

@@ -24,6 +24,7 @@ from sam_connector.connector.tier.build import build_host_tier
 from sam_connector.connector.tier.host_tier import HostTier
 from sam_connector.connector.tier.store_tier import StoreTier
 from sam_connector.connector.waker import EngineWaker
+from sam_connector.core.clock import Clock, MonotonicClock
 from sam_connector.core.tiers import SupportsSessionAwareKVManagement, live_tiers
 from sam_connector.protocol.results import result_to_wire
 from sam_connector.vllm_adapter import compat
@@ -48,6 +49,7 @@ class SchedulerSide:
         config: settings.
         vllm_config: the engine's.
         kv_cache_config: geometry of its cache.
+        clock: where time comes from.
 
     Attributes:
         host: the session-aware manager; ``None`` while it is switched off.
@@ -60,7 +62,9 @@ class SchedulerSide:
         config: SamConfig,
         vllm_config: VllmConfig,
         kv_cache_config: KVCacheConfig,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or MonotonicClock()
         self._kv_cache_manager = kv_cache_manager
         self._config = config
         self._engine_configs = vllm_config, kv_cache_config
@@ -243,6 +247,7 @@ class SchedulerSide:
             max_protected_fraction=self._config.limits.max_protected_fraction,
             num_slots=num_slots,
             wake=self.waker.wake,
+            clock=self._clock,
         )
 
     def _connect(self) -> None:
@@ -257,7 +262,7 @@ class SchedulerSide:
         if config.sam is SamMode.OFF:
             logger.info("session hints are switched off")
             return None
-        host = SamHost(kv_cache_manager, config, tiers=self._find_tiers)
+        host = SamHost(kv_cache_manager, config, self._clock, self._find_tiers)
         host.pool.guard_callbacks(self.guarded)
         logger.info(
             "session hints are %s for a KV cache of %d blocks of %d tokens",

@@ -29,10 +29,13 @@ class Holder(Protocol):
     Attributes:
         leaves: the deepest segment held, per KV cache group.
         num_active: requests of it that run.
+        resume_at: when its next request is expected, monotonic seconds; 0 if nobody
+            has said.
     """
 
     leaves: dict[GroupId, Segment]
     num_active: int
+    resume_at: float
 
     @property
     def siblings(self) -> Sequence[Holder]:
@@ -210,6 +213,16 @@ class BlockIndex:
                     segment.num_at_rest += 1 if num_active == 0 else -1
                     self._retention.refresh(segment)
 
+    def set_resume(self, holder: Holder, resume_at: float) -> None:
+        """Sets when the holder's next request is expected, 0 for no expectation."""
+        holder.resume_at = resume_at
+        for group_id in holder.leaves:
+            # What is moved last is reused last.
+            for segment in reversed(self.path(holder, group_id)):
+                if holder in segment.deadlines:
+                    segment.expect(holder, resume_at)
+                    self._retention.refresh(segment)
+
     def release(
         self,
         holder: Holder,
@@ -326,6 +339,7 @@ class BlockIndex:
             self.num_records += len(segment.hashes)
             if not any(other in segment.deadlines for other in holder.siblings):
                 segment.num_sessions += 1
+            segment.expect(holder, holder.resume_at)
         self._set_deadline(segment, holder, deadline, joining=True)
 
     def _set_deadline(
@@ -345,6 +359,7 @@ class BlockIndex:
         if not any(other in segment.deadlines for other in holder.siblings):
             segment.num_sessions -= 1
         segment.num_at_rest -= _rests(holder, deadline)
+        segment.expect(holder, 0.0)
         _update_latest(segment, deadline, None)
         self._retention.refresh(segment, front=front, num_own_users=holder.num_active)
         self._prune(segment)
@@ -411,6 +426,13 @@ class BlockIndex:
                 raise IntegrityError("segment has the wrong number of holders at rest")
             if segment.num_latest != deadlines.count(segment.expire_at):
                 raise IntegrityError("segment has the wrong number of latest holders")
+            expected = segment.expectations
+            if (expected.moments if expected else {}) != {
+                holder: holder.resume_at
+                for holder in segment.deadlines
+                if holder.resume_at
+            }:
+                raise IntegrityError("segment has the wrong expectations")
             if not (segment.deadlines or segment.children or segment.num_leaves):
                 raise IntegrityError("segment is held by nobody")
             for block_hash, child in segment.children.items():

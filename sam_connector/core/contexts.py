@@ -69,12 +69,12 @@ class LazyBlockIds(Sequence[BlockId]):
     def __getitem__(self, index: slice) -> Sequence[BlockId]: ...
     def __getitem__(self, index: int | slice) -> BlockId | Sequence[BlockId]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            return list(map(self._find, self._hashes[index]))
         return self._find(self._hashes[index])
 
 
 def _ignore(context: Context) -> None:
-    """Default of ``ContextBook.on_dropped``."""
+    """Default of what a ``ContextBook`` calls."""
 
 
 class ContextBook:
@@ -106,6 +106,8 @@ class ContextBook:
         self.num_superseded = 0
         #: Called with a context that is no longer known.
         self.on_dropped: Callable[[Context], None] = _ignore
+        #: Called with a context that is expected back at another time now.
+        self.on_resume_changed: Callable[[Context], None] = _ignore
 
     @property
     def num_claimed(self) -> int:
@@ -249,8 +251,23 @@ class ContextBook:
         self._apply_deadline(context)
         self.sessions.touch(context.session)
 
+    def expect(self, context: Context, resume_at: float, now: float) -> None:
+        """The context's next request is expected at ``resume_at``.
+
+        That changes neither what is kept nor for how long, only what goes first.
+        """
+        self.leases.resumes.expect(context, resume_at, now)
+        self._set_resume(context, resume_at)
+
+    def expect_nothing(self, context: Context) -> None:
+        """The context's next request has come, or has not come in time."""
+        if context.resume_at:
+            self.leases.resumes.forget(context)
+            self._set_resume(context, 0.0)
+
     def add_active(self, context: Context) -> None:
         """A request of the context starts to run."""
+        self.expect_nothing(context)
         self.index.set_active(context, context.num_active + 1)
 
     def remove_active(self, context: Context, now: float) -> bool:
@@ -302,9 +319,14 @@ class ContextBook:
             is_whole=start == 0 and end is None,
             context_id=context.context_id,
             deadline=context.deadline,
+            resume_at=context.resume_at,
         )
 
     # --- internals ---------------------------------------------------------------
+
+    def _set_resume(self, context: Context, resume_at: float) -> None:
+        self.index.set_resume(context, resume_at)
+        self.on_resume_changed(context)
 
     def _apply_deadline(self, context: Context) -> None:
         for group_id in context.leaves:

@@ -33,4 +33,4 @@ class Limits:
     max_ttl_s: float = 3_600.0
     idle_ttl_s: float = 3_600.0
     max_protected_fraction: float = 0.8
-    max_expiries_per_step: int = 256
+    max_expiries_per_step: int = 64

@@ -96,6 +96,7 @@ class SessionAwareManager:
         self._relay = TierRelay(self._book, self._edits, tiers)
         self._leases.on_change = self._relay.on_lease_changed
         self._book.on_dropped = self._relay.on_dropped
+        self._book.on_resume_changed = self._relay.on_resume_changed
         self._requests: dict[str, _RequestRecord] = {}
         self._num_hinted = 0
         self._num_granted = 0
@@ -202,8 +203,22 @@ class SessionAwareManager:
             ]
         return self._edits.apply(key, edits)
 
-    def set_lease(self, key: SessionKey, ttl_s: float, now: float) -> EditStatus | None:
+    def set_lease(
+        self,
+        key: SessionKey,
+        ttl_s: float,
+        now: float,
+        *,
+        expected_resume_s: float | None = None,
+    ) -> EditStatus | None:
         """Leases all contexts of a session for ``ttl_s``; 0 ends their leases.
+
+        Args:
+            key: the session.
+            ttl_s: seconds from now.
+            now: monotonic seconds.
+            expected_resume_s: when the session's next request is likely to come, in
+                seconds from now; ``None`` leaves what is known.
 
         Returns:
             COMPLETED, or PARTIAL or REJECTED if the protected share of the pool has
@@ -213,19 +228,19 @@ class SessionAwareManager:
         session = self._book.sessions.get(key)
         if session is None:
             return None
-        contexts = list(session.contexts)
-        if not ttl_s > 0:
-            for context in contexts:
-                self._book.end_lease(context, now)
-            return EditStatus.COMPLETED
+        contexts, num_refused = list(session.contexts), 0
         deadline = now + self._ttl(ttl_s)
-        num_leased = sum(
-            self._lease(context, deadline, context.protect_blocks)
-            for context in contexts
-        )
-        if num_leased == len(contexts):
+        for context in contexts:
+            if not ttl_s > 0:
+                self._book.end_lease(context, now)
+            elif not self._lease(context, deadline, context.protect_blocks):
+                num_refused += 1
+            if expected_resume_s is not None:
+                self._expect(context, expected_resume_s, now)
+        if not num_refused:
             return EditStatus.COMPLETED
-        return EditStatus.PARTIAL if num_leased else EditStatus.REJECTED
+        is_partial = num_refused < len(contexts)
+        return EditStatus.PARTIAL if is_partial else EditStatus.REJECTED
 
     def free_session(self, key: SessionKey, *, tree: bool = False) -> int:
         """Forgets a session, with ``tree`` its descendants first.
@@ -260,8 +275,9 @@ class SessionAwareManager:
         expired = self._leases.take_expired(now, limit)
         for context in expired:
             self._expire(context, now)
+        num_overdue = self._forget_overdue(now, limit)
         is_polled = self._relay.take_events()
-        return is_polled or len(expired) == limit
+        return is_polled or limit in (len(expired), num_overdue)
 
     def relieve(self, num_blocks: int, now: float) -> None:
         """The pool is about to break into claims: first give up what is not due.
@@ -270,6 +286,7 @@ class SessionAwareManager:
             num_blocks: unclaimed blocks missing.
             now: monotonic seconds.
         """
+        self._forget_overdue(now, self._limits.max_expiries_per_step)
         wanted = self._retention.num_unclaimed + num_blocks
         for _ in range(self._limits.max_expiries_per_step):
             if self._retention.num_unclaimed >= wanted:
@@ -311,6 +328,7 @@ class SessionAwareManager:
         expired = self._leases.take_expired(now, self._limits.max_sessions)
         for context in expired:
             self._expire(context, now)
+        self._forget_overdue(now, self._limits.max_sessions)
         self.advance(now)
 
     def stats(self) -> Stats:
@@ -432,6 +450,9 @@ class SessionAwareManager:
             and replaced.newest_request < record.sequence
         ):
             self._book.supersede(replaced, context)
+        expected_resume_s = record.hint.expected_resume_s
+        if expected_resume_s is not None:
+            self._expect(context, expected_resume_s, now)
         ttl_s = record.hint.ttl_s
         if ttl_s is None:
             return
@@ -439,6 +460,16 @@ class SessionAwareManager:
             self._lease(context, now + self._ttl(ttl_s), record.hint.protect_blocks)
         else:
             self._book.end_lease(context, now)
+
+    def _expect(self, context: Context, expected_resume_s: float, now: float) -> None:
+        self._book.expect(context, now + self._ttl(expected_resume_s), now)
+
+    def _forget_overdue(self, now: float, limit: int) -> int:
+        """What has not come back in time is kept like what was never expected."""
+        overdue = self._leases.resumes.take_overdue(now, limit)
+        for context in overdue:
+            self._book.expect_nothing(context)
+        return len(overdue)
 
     def _lease(
         self, context: Context, deadline: float, protect_blocks: int | None

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from sam_connector.core.claim import Claim
+from sam_connector.core.expectations import Expectations
 from sam_connector.core.types import NULL_BLOCK_ID, BlockHash, BlockId, GroupId, Zone
 from sam_connector.core.zoned_queue import ZonedFreeQueue
 from sam_connector.errors import IntegrityError
@@ -86,6 +87,7 @@ class Segment:
         expire_at: the latest of the deadlines (RFC: ``ttl_expire_at``).
         num_latest: how many holders have that deadline.
         num_at_rest: holders with a live deadline and no running request.
+        expectations: when its holders expect to be back; ``None`` if none has said.
         num_leaves: contexts that end here, whether or not they still hold it.
         zone: where its free blocks belong; ``None`` while nobody holds it.
         is_protected: counts towards the protected share of the pool.
@@ -97,6 +99,7 @@ class Segment:
         "children",
         "claim",
         "deadlines",
+        "expectations",
         "expire_at",
         "group_id",
         "hashes",
@@ -125,6 +128,7 @@ class Segment:
         self.expire_at = 0.0
         self.num_latest = 0
         self.num_at_rest = 0
+        self.expectations: Expectations | None = None
         self.is_protected = False
         self.num_leaves = 0
         self.zone: Zone | None = None
@@ -134,6 +138,30 @@ class Segment:
     @property
     def end(self) -> int:
         return self.start + len(self.hashes)
+
+    @property
+    def due_at(self) -> float:
+        """When the first of its holders is due back; 0 if nobody can tell.
+
+        The earliest moment that a holder expects to be back at. If some holders
+        expect nothing, no later than the end of their lease, which is all that is
+        known of them.
+        """
+        expected = self.expectations
+        if not expected:
+            return self.expire_at
+        if self.expire_at and len(expected) < len(self.deadlines):
+            return min(expected.earliest, self.expire_at)
+        return expected.earliest
+
+    def expect(self, holder: Any, resume_at: float) -> None:
+        """A holder expects to be back at ``resume_at``; 0 takes that back."""
+        if self.expectations is not None:
+            self.expectations.set(holder, resume_at)
+            if not self.expectations:
+                self.expectations = None
+        elif resume_at:
+            self.expectations = Expectations({holder: resume_at})
 
 
 class Retention:
@@ -160,6 +188,7 @@ class Retention:
         #: Claimed blocks handed out to requests, by the zone they were in.
         self.num_reassigned = {Zone.B: 0, Zone.C: 0}
         self._queue.on_reassigned = self._on_reassigned
+        self._queue.on_reclaimed = self._on_reclaimed
 
     @property
     def num_unclaimed(self) -> int:
@@ -194,7 +223,6 @@ class Retention:
         if not block_ids:
             return
         hashes = segment.hashes
-        owners = self._owners_of(block_ids)
         updates = self._pool.update_block_meta(
             block_ids=block_ids,
             expected_block_hashes=[hashes[offset] for offset in offsets],
@@ -207,8 +235,6 @@ class Retention:
             block_ids = list(itertools.compress(block_ids, done))
         index_of, recorded, start = self._index_of, segment.block_ids, segment.start
         for offset, block_id in zip(offsets, block_ids, strict=True):
-            if owners and (owner := owners.get(block_id)) is not None:
-                self._forget(*owner)
             index_of[block_id] = start + offset
             recorded[offset] = block_id
         segment.num_resident += len(offsets)
@@ -238,9 +264,9 @@ class Retention:
             return
         self._count(segment, segment.num_resident)
         if segment.claim is None:
-            segment.claim = self._queue.open_claim(segment, new, segment.expire_at)
+            segment.claim = self._queue.open_claim(segment, new, segment.due_at)
         else:
-            self._queue.move_claim(segment.claim, new, segment.expire_at)
+            self._queue.move_claim(segment.claim, new, segment.due_at)
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Moves the blocks before logical index ``at`` to a new segment above.
@@ -261,6 +287,8 @@ class Retention:
         upper.expire_at = segment.expire_at
         upper.num_latest = segment.num_latest
         upper.num_at_rest = segment.num_at_rest
+        if segment.expectations is not None:
+            upper.expectations = segment.expectations.copy()
         upper.is_protected = segment.is_protected
         upper.zone = segment.zone
         upper.was_shared = segment.was_shared
@@ -314,17 +342,6 @@ class Retention:
             claim, blocks, owner=moves, before=moves is lower
         )
 
-    def _owners_of(
-        self, block_ids: Sequence[BlockId]
-    ) -> dict[BlockId, tuple[Segment, int] | None]:
-        """The owners of those blocks that have one; of most none has."""
-        claims = self._queue.claims
-        if not block_ids or not 0 <= min(block_ids) <= max(block_ids) < len(claims):
-            block_ids = [b for b in block_ids if 0 <= b < len(claims)]
-        if not any(map(claims.__getitem__, block_ids)):
-            return {}
-        return {b: self._owner_of(b) for b in block_ids if claims[b] is not None}
-
     def _owner_of(self, block_id: BlockId) -> tuple[Segment, int] | None:
         """The segment, and the offset in it, that has this block as its copy."""
         claim = self._queue.claims[block_id]
@@ -336,9 +353,11 @@ class Retention:
             return None
         return (segment, offset) if segment.block_ids[offset] == block_id else None
 
-    def _forget(self, segment: Segment, offset: int) -> None:
-        """Drops a resident copy that is gone or belongs to another segment."""
-        if segment.block_ids[offset] != NULL_BLOCK_ID:
+    def _on_reclaimed(self, block: Any, claim: Claim) -> None:
+        """A resident copy of one segment is about to be that of another."""
+        owner = self._owner_of(block.block_id)
+        if owner is not None:
+            segment, offset = owner
             segment.block_ids[offset] = NULL_BLOCK_ID
             segment.num_resident -= 1
             self._count(segment, -1)
@@ -371,6 +390,12 @@ class Retention:
                 raise IntegrityError(f"segment at {segment.start}: wrong zone")
             if (segment.claim is None) != (segment.zone is None):
                 raise IntegrityError(f"segment at {segment.start}: claim")
+            if (
+                segment.claim is not None
+                and self._queue.enforce
+                and segment.claim.due_at != segment.due_at
+            ):
+                raise IntegrityError(f"segment at {segment.start}: wrong time")
             for offset, block_id in enumerate(segment.block_ids):
                 if block_id == NULL_BLOCK_ID:
                     continue

@@ -24,6 +24,8 @@ class Context:
     Attributes:
         context_id: tells it apart from every other context of the engine.
         deadline: end of its lease, monotonic seconds; 0 for none.
+        resume_at: when its next request is expected, monotonic seconds; 0 if nobody
+            has said, or that time has passed.
         protect_blocks: blocks the lease covers from the start; ``None`` for all.
         last_used: when a request last used it, monotonic seconds.
         newest_request: sequence number of the newest request admitted to it.
@@ -34,6 +36,7 @@ class Context:
     context_id: int = field(default_factory=itertools.count(1).__next__)
     leaves: dict[GroupId, Segment] = field(default_factory=dict)
     deadline: float = 0.0
+    resume_at: float = 0.0
     protect_blocks: int | None = None
     last_used: float = 0.0
     newest_request: int = 0

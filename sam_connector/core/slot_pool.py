@@ -89,6 +89,16 @@ class SlotPool:
         """Those of ``contents`` that no slot holds, in their order."""
         return [content for content in contents if content not in self._slots]
 
+    def num_leading(
+        self, group_id: GroupId, hashes: Sequence[BlockHash], start: int, end: int
+    ) -> int:
+        """How many of ``hashes[start:end]`` slots hold, up to the first that is not."""
+        slots = self._slots
+        for index in range(start, end):
+            if (group_id, hashes[index]) not in slots:
+                return index - start
+        return max(0, end - start)
+
     def get(self, content: Content) -> Slot | None:
         return self._slots.get(content)
 
@@ -163,14 +173,21 @@ class SlotPool:
         group_id: GroupId,
         claim: Claim,
     ) -> list[BlockMetaUpdate]:
-        updates = []
-        for block_id, expected in zip(block_ids, expected_block_hashes, strict=True):
-            slot = self.blocks[block_id]
-            if slot.content == (group_id, expected):
-                self.free_queue.claim(slot, claim)
-                updates.append(BlockMetaUpdate.UPDATED)
-            else:
-                updates.append(BlockMetaUpdate.STALE)
+        slots = [self.blocks[block_id] for block_id in block_ids]
+        updates = [
+            BlockMetaUpdate.UPDATED
+            if slot.content == (group_id, expected)
+            else BlockMetaUpdate.STALE
+            for slot, expected in zip(slots, expected_block_hashes, strict=True)
+        ]
+        self.free_queue.claim_all(
+            [
+                slot
+                for slot, update in zip(slots, updates, strict=True)
+                if update is BlockMetaUpdate.UPDATED
+            ],
+            claim,
+        )
         return updates
 
     def reuse_when_freed(

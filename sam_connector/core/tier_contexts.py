@@ -33,6 +33,7 @@ class _Context:
     leaves: dict[GroupId, Segment] = field(default_factory=dict)
     num_active: int = 0
     deadline: float = 0.0
+    resume_at: float = 0.0
 
     @property
     def siblings(self) -> list[_Context]:
@@ -83,6 +84,7 @@ class TierContexts:
                 deadline=0.0,
             )
         self.set_lease(session, blocks.context_id, blocks.deadline)
+        self.set_resume(session, blocks.context_id, blocks.resume_at)
 
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         """Leases the context's slots until ``deadline``; 0 for no longer."""
@@ -99,6 +101,14 @@ class TierContexts:
         context.deadline = deadline
         for group_id in context.leaves:
             self._index.set_deadline(context, group_id, deadline)
+
+    def set_resume(
+        self, session: SessionKey, context_id: int, resume_at: float
+    ) -> None:
+        """The context is expected back at ``resume_at``; 0 for no expectation."""
+        context = self._contexts.get(session, {}).get(context_id)
+        if context is not None and context.resume_at != resume_at:
+            self._index.set_resume(context, resume_at)
 
     def release(
         self, session: SessionKey, context_id: int, *, front: bool = False

@@ -52,6 +52,10 @@ class TierRelay:
         for tier in self._tiers():
             tier.set_lease(context.session.key, context.context_id, context.deadline)
 
+    def on_resume_changed(self, context: Context) -> None:
+        for tier in self._tiers():
+            tier.set_resume(context.session.key, context.context_id, context.resume_at)
+
     def on_dropped(self, context: Context) -> None:
         for tier in self._tiers():
             tier.release(context.session.key, context.context_id)

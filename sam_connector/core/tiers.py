@@ -34,6 +34,8 @@ class ContextBlocks:
         is_whole: it is all of the context, not a range.
         context_id: tells the contexts of one engine apart.
         deadline: end of the context's lease, monotonic seconds; 0 for none.
+        resume_at: when its next request is expected, monotonic seconds; 0 if nobody
+            has said.
     """
 
     block_hashes: Mapping[GroupId, Sequence[BlockHash]]
@@ -41,6 +43,7 @@ class ContextBlocks:
     is_whole: bool = True
     context_id: int = 0
     deadline: float = 0.0
+    resume_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,14 @@ class SupportsSessionAwareKVManagement(ABC):
     @abstractmethod
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         """The context's lease ends at ``deadline`` now; 0 means it has none."""
+
+    def set_resume(  # noqa: B027
+        self, session: SessionKey, context_id: int, resume_at: float
+    ) -> None:
+        """The context's next request is expected at ``resume_at``; 0: who knows.
+
+        For the order among contexts that are kept alike; nothing to do by default.
+        """
 
     @abstractmethod
     def release(self, session: SessionKey, context_id: int) -> None:

@@ -1,5 +1,8 @@
 """Leases: how long a context is protected, and when it is forgotten.
 
+And expectations: until when a context's place among others follows what its client
+has said, and no longer.
+
 The RFC keys its timers by ``(block_id, session_id)``. Here one entry stands for
 all blocks of a context, with the same outcome: the end of one session's lease never
 shortens that of another, because a block's deadline is the latest of its holders'.
@@ -15,10 +18,48 @@ from sam_connector.errors import IntegrityError
 
 #: Resolution of leases in seconds.
 TICK_S = 1.0
+#: Few expectations are further ahead than that; a round more costs them little.
+_NUM_RESUME_SLOTS = 600
 
 
 def _ignore(context: Context) -> None:
     """Default of ``LeaseTable.on_change``."""
+
+
+class ResumeTable:
+    """Contexts whose next request is expected at a time that is still ahead.
+
+    Args:
+        now: the present, monotonic seconds.
+    """
+
+    def __init__(self, *, now: float) -> None:
+        self._wheel: TimerWheel[Context] = TimerWheel(
+            num_slots=_NUM_RESUME_SLOTS, tick_s=TICK_S, now=now
+        )
+
+    def __len__(self) -> int:
+        return len(self._wheel)
+
+    def expect(self, context: Context, resume_at: float, now: float) -> None:
+        if not self._wheel:
+            self._wheel.advance(now, 0)  # not driven while it is empty
+        self._wheel.register(context, resume_at)
+
+    def forget(self, context: Context) -> None:
+        self._wheel.remove(context)
+
+    def take_overdue(self, now: float, limit: int) -> list[Context]:
+        """Contexts that have not come back in time, at most ``limit``."""
+        return self._wheel.advance(now, limit) if self._wheel else []
+
+    def check_integrity(self, contexts: list[Context]) -> None:
+        self._wheel.check_integrity()
+        expected = [context for context in contexts if context.resume_at]
+        if len(expected) != len(self._wheel) or not all(
+            context in self._wheel for context in expected
+        ):
+            raise IntegrityError("wheel and expectations disagree")
 
 
 class LeaseTable:
@@ -29,11 +70,13 @@ class LeaseTable:
         now: the present, monotonic seconds.
 
     Attributes:
+        resumes: when contexts are expected back.
         on_change: called with a context whose deadline is another now.
     """
 
     def __init__(self, *, idle_ttl_s: float, now: float) -> None:
         self._idle_ttl_s = idle_ttl_s
+        self.resumes = ResumeTable(now=now)
         self.on_change: Callable[[Context], None] = _ignore
         self._wheel: TimerWheel[Context] = TimerWheel(tick_s=TICK_S, now=now)
 
@@ -56,6 +99,7 @@ class LeaseTable:
     def forget(self, context: Context) -> None:
         context.deadline = 0.0
         self._wheel.remove(context)
+        self.resumes.forget(context)
 
     def take_expired(self, now: float, limit: int) -> list[Context]:
         """Contexts whose lease or idle time is over, at most ``limit``."""
@@ -67,3 +111,4 @@ class LeaseTable:
             context in self._wheel for context in contexts
         ):
             raise IntegrityError("wheel and contexts disagree")
+        self.resumes.check_integrity(contexts)

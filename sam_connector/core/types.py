@@ -119,6 +119,9 @@ class SessionHint:
         protect_blocks: protect only logical blocks ``[0, protect_blocks)``;
             ``None`` protects the whole context.
         edits: applied when the request completes.
+        expected_resume_s: when the session's next request is likely to come, in
+            seconds from completion; ``None`` if nobody can tell. Orders contexts that
+            are retained alike, and nothing else.
     """
 
     session: SessionKey
@@ -126,3 +129,4 @@ class SessionHint:
     ttl_s: float | None = None
     protect_blocks: int | None = None
     edits: tuple[Edit, ...] = ()
+    expected_resume_s: float | None = None

@@ -10,21 +10,22 @@ The free blocks of one claim are neighbours, a *run*, so that a claim changes zo
 by splicing its run: in O(1), however many blocks it has. Inside the zones:
 
     A  vLLM's order: least recently used first.
-    B  runs by last use, least recent first.
-    C  runs by deadline, latest first: who is due back last is given up first.
+    B  runs by last use, least recent first; then those whose owner has said when it
+       will be back, latest first.
+    C  runs by deadline, or by when the owner will be back, latest first: who is due
+       back last is given up first.
        (With equal leases least recently used first would be the worst order for
        agents that take turns: everybody loses the cache just before coming back.)
 """
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import length_hint
 from typing import Any
 
-from sam_connector.core.claim import NEXT_IN_LINE, Claim, by_deadline
+from sam_connector.core.claim import NEXT_IN_LINE, Claim, DueOrder
 from sam_connector.core.free_list import FreeList
 from sam_connector.core.types import Zone
 from sam_connector.errors import IntegrityError
@@ -52,6 +53,8 @@ class ZonedFreeQueue(FreeList):
             B is touched, so that what has expired can be given up first.
         on_reassigned: called with claimed blocks that are handed out, and their
             claim, after they have left it.
+        on_reclaimed: called with a block that comes under another claim, and the one
+            that it is still under.
         num_taken: blocks handed out so far.
     """
 
@@ -62,6 +65,7 @@ class ZonedFreeQueue(FreeList):
         self.claims: list[Claim | None] = [None] * num_blocks
         self.on_shortage: Callable[[int], None] = _ignore
         self.on_reassigned: Callable[[Sequence[Any], Claim], None] = _ignore
+        self.on_reclaimed: Callable[[Any, Claim], None] = _ignore
         self.enforce = enforce
         self.num_taken = 0
         #: Claims that have not ended, and blocks marked: zero means stock behaviour.
@@ -72,8 +76,10 @@ class ZonedFreeQueue(FreeList):
         self._first_b: Any = self.fake_free_list_tail
         #: First block of zone C, or the tail.
         self._first_c: Any = self.fake_free_list_tail
-        #: Claims with a run in zone C, latest deadline first.
-        self._leased: list[Claim] = []
+        #: Claims with a run in zone C.
+        self._leased = DueOrder()
+        #: Claims with a run in zone B whose owner has said when it will be back.
+        self._expected = DueOrder()
         self._is_putting_back = False
         self.append_n(list(blocks))
 
@@ -91,6 +97,21 @@ class ZonedFreeQueue(FreeList):
         Raises:
             ValueError: ``n`` is negative or exceeds what is free; nothing changed.
         """
+        if (
+            n == 1
+            and self._num_retained < self.num_free_blocks
+            and (self.enforce or not self._num_claims)
+        ):
+            # The rule while requests decode: one block, and zone A has it.
+            head = self.fake_free_list_head
+            block = head.next_free_block
+            following = block.next_free_block
+            head.next_free_block = following
+            following.prev_free_block = head
+            block.prev_free_block = block.next_free_block = None
+            self.num_free_blocks -= 1
+            self.num_taken += 1
+            return [block]
         if n == 0:
             return []
         if not 0 < n <= self.num_free_blocks:
@@ -122,9 +143,9 @@ class ZonedFreeQueue(FreeList):
         if self._num_retained:
             # Inlined: every block of a prefix hit comes through here.
             claim = self.claims[block.block_id]
-            if claim is not None and claim.num_free:
+            if claim is not None and (num_free := claim.num_free):
                 self._num_retained -= 1
-                claim.num_free -= 1
+                claim.num_free = num_free - 1
                 if block is claim.first:
                     self._behead_run(claim, next_block)
                 elif block is claim.last:
@@ -196,17 +217,20 @@ class ZonedFreeQueue(FreeList):
             yield block
             block = block.next_free_block
 
-    def open_claim(self, owner: Any, zone: Zone, deadline: float = 0.0) -> Claim:
+    def open_claim(self, owner: Any, zone: Zone, due_at: float = 0.0) -> Claim:
         """A claim on no blocks yet."""
         self._num_claims += 1
-        return Claim(owner, zone if self.enforce else Zone.A, deadline)
+        return Claim(owner, zone if self.enforce else Zone.A, due_at)
 
     def claim(self, block: Any, claim: Claim) -> None:
         """Puts ``block`` under ``claim``, ending any other; a free block moves."""
+        old = self.claims[block.block_id]
+        if old is not None and old is not claim and old.owner is not None:
+            self.on_reclaimed(block, old)
         is_free = self.enforce and block.next_free_block is not None
         if is_free:
             self.remove(block)
-        if self.claims[block.block_id] is NEXT_IN_LINE:
+        if old is NEXT_IN_LINE:
             self._num_claims -= 1
         self.claims[block.block_id] = claim
         if is_free:
@@ -222,12 +246,12 @@ class ZonedFreeQueue(FreeList):
             else:
                 self.claim(block, claim)
 
-    def move_claim(self, claim: Claim, zone: Zone, deadline: float = 0.0) -> None:
-        """Changes a claim's zone or deadline; its run moves along. O(log claims)."""
-        if not self.enforce or (claim.zone is zone and claim.deadline == deadline):
+    def move_claim(self, claim: Claim, zone: Zone, due_at: float = 0.0) -> None:
+        """Changes a claim's zone or time; its run moves along. O(log claims)."""
+        if not self.enforce or (claim.zone is zone and claim.due_at == due_at):
             return
         run = self._extract_run(claim)
-        claim.zone, claim.deadline = zone, deadline
+        claim.zone, claim.due_at = zone, due_at
         self._insert_run(claim, *run)
 
     def split_claim(
@@ -241,7 +265,7 @@ class ZonedFreeQueue(FreeList):
             owner: of the new claim.
             before: whether the new run precedes what is left of the old one.
         """
-        split = self.open_claim(owner, claim.zone, claim.deadline)
+        split = self.open_claim(owner, claim.zone, claim.due_at)
         free = [block for block in blocks if block.next_free_block is not None]
         if claim.zone is Zone.A:  # shadow mode: nothing is where its claim says
             free = []
@@ -261,8 +285,8 @@ class ZonedFreeQueue(FreeList):
             self._first_b = free[0]
         if before and successor is self._first_c:
             self._first_c = free[0]
-        if claim.zone is Zone.C:
-            self._leased.insert(self._leased.index(claim) + (not before), split)
+        if claim.order is not None:
+            claim.order.add_beside(split, claim, before=before)
         self._link_all(successor, free)
         split.first, split.last, split.num_free = free[0], free[-1], len(free)
         self._num_retained += len(free)
@@ -297,13 +321,15 @@ class ZonedFreeQueue(FreeList):
         self.claims = [None] * len(self.claims)
         self._num_claims = self._num_retained = 0
         self._first_b = self._first_c = self.fake_free_list_tail
-        self._leased.clear()
+        self._leased.claims.clear()
+        self._expected.claims.clear()
 
     def detach(self) -> None:
         """Becomes an ordinary free list again: no claims, no listeners."""
         self.unclaim_all()
         self.on_shortage = _ignore
         self.on_reassigned = _ignore
+        self.on_reclaimed = _ignore
 
     # --- claims and runs -------------------------------------------------------
 
@@ -344,8 +370,8 @@ class ZonedFreeQueue(FreeList):
         if claim.num_free:
             claim.first = next_block
         else:
-            if claim.zone is Zone.C:
-                self._unlist(claim)
+            if claim.order is not None:
+                claim.order.remove(claim)
             claim.first = claim.last = None
 
     def _extract_run(self, claim: Claim) -> tuple[Any, Any, int]:
@@ -359,8 +385,8 @@ class ZonedFreeQueue(FreeList):
                 self._first_c = following
             first.prev_free_block.next_free_block = following
             following.prev_free_block = first.prev_free_block
-            if claim.zone is Zone.C:
-                self._unlist(claim)
+            if claim.order is not None:
+                claim.order.remove(claim)
             self._num_retained -= length
             claim.first = claim.last = None
             claim.num_free = 0
@@ -370,23 +396,28 @@ class ZonedFreeQueue(FreeList):
         """Links the chain ``first`` .. ``last`` as the end of the claim's run."""
         if first is None:
             return
-        if claim.zone is Zone.B:
+        if claim.order is not None:
+            successor = claim.last.next_free_block
+        elif not claim.is_timed:
             # Used just now: what is there already moves up with it.
             old_first, old_last, old_length = self._extract_run(claim)
-            successor = self._first_c
+            successor = self._end_of_used
             if self._first_b is successor:
                 self._first_b = first if old_first is None else old_first
             if old_first is not None:
                 self._link_run(successor, old_first, old_last)
                 claim.first, claim.num_free = old_first, old_length
                 self._num_retained += old_length
-        elif claim.first is not None:
-            successor = claim.last.next_free_block
         else:
-            successor = self._enlist(claim)
-            if self._first_b is successor and self._first_b is self._first_c:
+            if claim.zone is Zone.C:
+                successor = self._leased.add(claim, self.fake_free_list_tail)
+                is_first_c = self._first_c is successor
+            else:
+                successor = self._expected.add(claim, self._first_c)
+                is_first_c = False
+            if self._first_b is successor:
                 self._first_b = first
-            if self._first_c is successor:
+            if is_first_c:
                 self._first_c = first
         self._link_run(successor, first, last)
         if claim.first is None:
@@ -395,21 +426,11 @@ class ZonedFreeQueue(FreeList):
         claim.num_free += length
         self._num_retained += length
 
-    def _enlist(self, claim: Claim) -> Any:
-        """Files a claim of zone C by deadline; returns what follows its run.
-
-        Equal deadlines keep the order of arrival, in which a context's tail comes
-        before its prefix.
-        """
-        position = bisect_right(self._leased, -claim.deadline, key=by_deadline)
-        self._leased.insert(position, claim)
-        if position + 1 < len(self._leased):
-            return self._leased[position + 1].first
-        return self.fake_free_list_tail
-
-    def _unlist(self, claim: Claim) -> None:
-        position = bisect_left(self._leased, -claim.deadline, key=by_deadline)
-        del self._leased[self._leased.index(claim, position)]
+    @property
+    def _end_of_used(self) -> Any:
+        """What follows the runs that are placed by last use."""
+        timed = self._expected.claims
+        return timed[0].first if timed else self._first_c
 
     def _append_claimed(self, blocks: Sequence[Any]) -> None:
         """Appends blocks in chains of equal claims, linking while looking.
@@ -417,19 +438,19 @@ class ZonedFreeQueue(FreeList):
         The hot path of a completion, hence one pass without a function call.
         """
         claims = self.claims
-        first = last = blocks[0]
-        current = claims[first.block_id]
-        start = 0
-        for position, block in enumerate(itertools.islice(blocks, 1, None), 1):
-            claim = claims[block.block_id]
-            if claim is current:
+        rest = iter(blocks)
+        first = last = next(rest)
+        current, num_linked = claims[first.block_id], 0
+        for block in rest:
+            if claims[block.block_id] is current:
                 block.prev_free_block = last
                 last.next_free_block = block
             else:
-                self._append_chain(current, first, last, position - start)
-                start, current, first = position, claim, block
+                num_seen = len(blocks) - 1 - length_hint(rest)
+                self._append_chain(current, first, last, num_seen - num_linked)
+                num_linked, current, first = num_seen, claims[block.block_id], block
             last = block
-        self._append_chain(current, first, last, len(blocks) - start)
+        self._append_chain(current, first, last, len(blocks) - num_linked)
 
     def _append_chain(
         self, claim: Claim | None, first: Any, last: Any, length: int
@@ -451,7 +472,7 @@ class ZonedFreeQueue(FreeList):
         self, claim: Claim, first: Any, last: Any, length: int
     ) -> None:
         """Links the chain as the start of the claim's run, which stays where it is."""
-        if claim.first is None and claim.zone is Zone.C:
+        if claim.first is None and claim.is_timed:
             self._insert_run(claim, first, last, length)
             return
         successor = self._first_b if claim.first is None else claim.first
@@ -472,18 +493,13 @@ class ZonedFreeQueue(FreeList):
         """Checks links, counts, and the order of zones and runs. O(pool)."""
         self._check_links()
         runs: list[Claim] = []
-        boundaries = {
-            Zone.B: self.fake_free_list_tail,
-            Zone.C: self.fake_free_list_tail,
-        }
+        boundaries = dict.fromkeys((Zone.B, Zone.C), self.fake_free_list_tail)
         zone, num_retained = Zone.A, 0
         for block in self.iter_blocks_after(None):
             claim = self.claims[block.block_id]
             block_zone = Zone.A if claim is None else claim.zone
             if block_zone < zone:
-                raise IntegrityError(
-                    f"block {block.block_id}: {block_zone} behind {zone}"
-                )
+                raise IntegrityError(f"block {block.block_id} is behind zone {zone}")
             for passed in range(zone + 1, block_zone + 1):
                 boundaries[Zone(passed)] = block
             zone = block_zone
@@ -498,6 +514,8 @@ class ZonedFreeQueue(FreeList):
         lengths = sum(claim.num_free for claim in runs)
         if not num_retained == lengths == self._num_retained:
             raise IntegrityError(f"{num_retained} retained, counted {lengths}")
-        leased = [claim for claim in runs if claim.zone is Zone.C]
-        if leased != self._leased or leased != sorted(leased, key=by_deadline):
-            raise IntegrityError("zone C is out of order")
+        timed = [claim for claim in runs if claim.is_timed]
+        if runs[len(runs) - len(timed) :] != timed:
+            raise IntegrityError("a run without a time is behind one with a time")
+        self._expected.check_integrity([c for c in timed if c.zone is Zone.B])
+        self._leased.check_integrity([c for c in timed if c.zone is Zone.C])

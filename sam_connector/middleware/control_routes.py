@@ -35,6 +35,7 @@ from sam_connector.middleware.errors import ApiError, error_response
 from sam_connector.protocol.agent_hint import (
     encodable,
     parse_edits,
+    parse_expected_resume,
     parse_session_id,
     parse_ttl,
 )
@@ -116,13 +117,14 @@ class ControlRoutes:
         return await self._answer(command)
 
     async def set_lease(self, request: Request) -> Response:
-        body = await _json_body(request, allowed={"ttl"})
+        body = await _json_body(request, allowed={"ttl", "expected_resume_s"})
         if "ttl" not in body:
             raise HintError("ttl", "is required")
         command = SetLease(
             tenant=self._tenant(request),
             session_id=_session_id(request),
             ttl=parse_ttl(body["ttl"]),
+            expected_resume_s=parse_expected_resume(body.get("expected_resume_s")),
         )
         return await self._answer(command, missing="session")
 

@@ -54,6 +54,7 @@ def check_session_id(value: str) -> str:
 
 SessionId = Annotated[str, AfterValidator(check_session_id)]
 BlockIndex = Annotated[int, Field(ge=0, le=MAX_BLOCK_INDEX)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_TTL_S, allow_inf_nan=False)]
 
 
 def encodable(name: str) -> str:
@@ -89,7 +90,7 @@ class CacheControlParams(_WireModel):
     """How long the context is worth keeping once the request has completed."""
 
     type: Literal["ephemeral"] = "ephemeral"
-    ttl: float = Field(default=DEFAULT_TTL_S, ge=0, le=MAX_TTL_S, allow_inf_nan=False)
+    ttl: Seconds = DEFAULT_TTL_S
     block_offset: BlockIndex | None = None
 
 
@@ -147,6 +148,7 @@ class AgentHintParams(_WireModel):
     session_id: SessionId | None = None
     parent_session_id: SessionId | None = None
     cache_control: CacheControlParams | None = None
+    expected_resume_s: Seconds | None = None
     context_management: ContextManagementParams | None = None
 
     @property
@@ -166,6 +168,7 @@ class AgentHintParams(_WireModel):
         return (
             self.parent_session_id is None
             and self.cache_control is None
+            and self.expected_resume_s is None
             and not self.manage_request
             and not self.edits
         )
@@ -216,6 +219,23 @@ def parse_ttl(obj: object, *, field: str = "ttl") -> float:
     """
     try:
         return CacheControlParams.model_validate({"ttl": obj}).ttl
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)[0]
+        raise HintError(field, _message(details)) from None
+
+
+def parse_expected_resume(
+    obj: object, *, field: str = "expected_resume_s"
+) -> float | None:
+    """Validates an expectation that stands by itself; ``None`` says nothing.
+
+    Raises:
+        HintError: it is not a number of seconds within the bounds.
+    """
+    try:
+        return AgentHintParams.model_validate(
+            {"expected_resume_s": obj}
+        ).expected_resume_s
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
         raise HintError(field, _message(details)) from None
@@ -275,6 +295,7 @@ def lower(
         ttl_s=None if control is None else control.ttl,
         protect_blocks=None if control is None else control.block_offset,
         edits=params.edits,
+        expected_resume_s=params.expected_resume_s,
     )
 
 

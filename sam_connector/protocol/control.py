@@ -11,14 +11,16 @@ know ends the engine's output thread.
                    ``results.py``); a session the engine does not know answers
                    ``found: false`` with ``not_found`` results
 ``GetSession``     ``session_id, parent, children, contexts, blocks, lease_s,
-                   running_requests, operations``; ``contexts`` holds
-                   ``num_blocks, resident_blocks, num_tokens, lease_s``,
-                   ``blocks`` counts by tier (``gpu, host, store``)
+                   expected_resume_s, running_requests, operations``;
+                   ``contexts`` holds ``num_blocks, resident_blocks,
+                   num_tokens, lease_s, expected_resume_s``, ``blocks`` counts
+                   by tier (``gpu, host, store``)
 ``ListSessions``   ``sessions`` in the order of their ids, at most ``limit``
                    after the given ``cursor``; ``cursor``: the last id, if more
                    follow
 ``SetLease``       ``session_id, ttl, status`` (``completed, partial, rejected``),
-                   and a ``reason`` unless completed
+                   ``expected_resume_s`` if it was given, and a ``reason`` unless
+                   completed
 ``FreeSession``    ``freed``: how many sessions
 ``GetOperation``   ``session_id`` and the parts of a result
 ``GetStats``       counters and gauges, nested or not
@@ -37,7 +39,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sam_connector.core.types import Edit
 from sam_connector.errors import HintError
-from sam_connector.protocol.agent_hint import MAX_EDITS, MAX_TTL_S, SessionId
+from sam_connector.protocol.agent_hint import MAX_EDITS, Seconds, SessionId
 
 MAX_WAIT_S = 60.0
 MAX_LIST_LIMIT = 1000
@@ -75,12 +77,16 @@ class ListSessions(_Command):
 
 
 class SetLease(_Command):
-    """Retention from now, without a request; 0 ends it."""
+    """Retention from now, without a request; 0 ends it.
+
+    Without ``expected_resume_s`` what is known of that stays.
+    """
 
     op: Literal["set_lease"] = "set_lease"
     tenant: str
     session_id: SessionId
-    ttl: float = Field(ge=0, le=MAX_TTL_S)
+    ttl: Seconds
+    expected_resume_s: Seconds | None = None
 
 
 class FreeSession(_Command):

@@ -2,7 +2,8 @@
 
 A session lives in the engines that served it: often one, sometimes more, after the
 load balancer moved it. Engines that do not know it are left out; of the others,
-counts add up, lists are joined, the longest lease counts.
+counts add up, lists are joined, the longest lease and the earliest expected return
+count.
 """
 
 from __future__ import annotations
@@ -124,6 +125,10 @@ def _longest(values: Sequence[Any]) -> Any:
     return max((value for value in values if value is not None), default=None)
 
 
+def _soonest(values: Sequence[Any]) -> Any:
+    return min((value for value in values if value is not None), default=None)
+
+
 def _union(values: Sequence[Any]) -> Any:
     return list(dict.fromkeys(item for value in values for item in value))
 
@@ -135,5 +140,6 @@ def _first(values: Any) -> Any:
 _RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "lease_s": _longest,
     "ttl": _longest,
+    "expected_resume_s": _soonest,
     "children": _union,
 }

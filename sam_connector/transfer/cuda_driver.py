@@ -158,7 +158,21 @@ def load_copy_call(
         "which is slower for small ones",
         BATCH_SYMBOL.decode(),
     )
-    call = load_library().cuMemcpyAsync
+    return load_single_copies(load_library)
+
+
+def load_single_copies(
+    load_library: Callable[[], Any] | None = None,
+) -> SingleCopies:
+    """The way that every driver has.
+
+    Args:
+        load_library: instead of loading the driver's library.
+
+    Raises:
+        OSError: there is no CUDA driver.
+    """
+    call = (load_library or _driver_library)().cuMemcpyAsync
     call.restype = ctypes.c_uint
     call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return SingleCopies(call)

@@ -129,7 +129,9 @@ class Descriptors:
         return int(self.sizes.sum())
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Descriptors]) -> Self:
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        if len(parts) == 1:
+            return parts[0]
         empty: list[IntArray] = [np.empty(0, dtype=np.int64)]
         return cls(
             device=np.concatenate(empty + [part.device for part in parts]),

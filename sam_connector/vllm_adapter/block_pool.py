@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.v1.core.kv_cache_utils import BlockHash as VllmBlockHash
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
@@ -90,10 +90,10 @@ class BlockPoolAdapter:
             # The rule, and the hot path of a request: nothing to refuse.
             chosen = [blocks[block_id] for block_id in block_ids]
             held = [block.block_hash for block in chosen]
-            expected_keys = [expected + group for expected in expected_block_hashes]
-            if held == expected_keys:
+            if _is_all(held, expected_block_hashes, group):
                 self.free_queue.claim_all(chosen, claim)
                 return [BlockMetaUpdate.UPDATED] * len(chosen)
+            expected_keys = [expected + group for expected in expected_block_hashes]
             are_equal = list(map(operator.eq, held, expected_keys))
             self.free_queue.claim_all(
                 list(itertools.compress(chosen, are_equal)), claim
@@ -119,3 +119,18 @@ class BlockPoolAdapter:
         self.free_queue.reuse_when_freed(
             [block for block in blocks if 0 < block.ref_cnt <= num_own_users]
         )
+
+
+def _is_all(
+    held: Sequence[bytes | None], expected: Sequence[bytes], group: bytes
+) -> bool:
+    """Whether every block holds what is expected of it, without an object for each.
+
+    All hashes of a group have one length, so that what differs in a block differs in
+    the bytes of all of them together.
+    """
+    try:
+        found = b"".join(cast("Sequence[bytes]", held))
+    except TypeError:  # a block that has no hash
+        return False
+    return found == group.join(expected) + group

@@ -85,10 +85,12 @@ class ChainReader:
             limit = len(hashes)
             if num_tokens is not None:
                 limit = min(limit, num_tokens // block_size)
+            if limit < len(ids):
+                ids = ids[:limit]
             chains[group_id] = Chain(
                 hashes=hashes,
-                block_ids=cast("Sequence[BlockId]", ids[:limit]),
-                num_passed=_num_leading_nulls(ids[:limit]),
+                block_ids=cast("Sequence[BlockId]", ids),
+                num_passed=_num_leading_nulls(ids),
             )
         return chains
 

@@ -156,9 +156,13 @@ class SamHost:
         self._notice_reset()
         return self.manager.apply_edits(key, edits, self._clock.now())
 
-    def set_lease(self, key: SessionKey, ttl_s: float) -> EditStatus | None:
+    def set_lease(
+        self, key: SessionKey, ttl_s: float, *, expected_resume_s: float | None = None
+    ) -> EditStatus | None:
         self._notice_reset()
-        return self.manager.set_lease(key, ttl_s, self._clock.now())
+        return self.manager.set_lease(
+            key, ttl_s, self._clock.now(), expected_resume_s=expected_resume_s
+        )
 
     def free_session(self, key: SessionKey, *, tree: bool) -> int:
         self._notice_reset()

@@ -97,6 +97,28 @@ def test_p09_two_requests_of_one_session_at_once_are_both_kept() -> None:
     driver.check_no_leak()
 
 
+def test_a_session_shows_when_it_is_expected_back() -> None:
+    driver = Driver()
+    said = hint("s", ttl=60) | {"expected_resume_s": 40}
+    driver.run("r", STREAMS[0][:160], agent_hint=said)
+    description = driver.call("get_session", tenant="", session_id="s")["result"]
+    (context,) = description["contexts"]
+    assert 0 < context["expected_resume_s"] <= 40
+    assert description["expected_resume_s"] == context["expected_resume_s"]
+    reply = driver.call(
+        "set_lease", tenant="", session_id="s", ttl=0, expected_resume_s=90
+    )
+    assert reply["result"]["expected_resume_s"] == 90
+    description = driver.call("get_session", tenant="", session_id="s")["result"]
+    assert description["lease_s"] is None
+    assert 80 < description["expected_resume_s"] <= 90
+    driver.run("again", STREAMS[0][:161], agent_hint=hint("s", ttl=60))
+    description = driver.call("get_session", tenant="", session_id="s")["result"]
+    assert description["expected_resume_s"] is None
+    assert description["contexts"][0]["expected_resume_s"] is None
+    driver.check_no_leak()
+
+
 @pytest.mark.parametrize("request_id", ["", "0123456789abcdef", "x" * 4096, "ä/ b%"])
 def test_p12_request_ids_are_opaque(request_id: str) -> None:
     driver = Driver()

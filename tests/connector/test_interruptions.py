@@ -63,7 +63,12 @@ def control_call(driver: Driver, rng: random.Random) -> None:
         lambda: driver.edit(
             session_id, {"type": "evict", "block_start": 1, "block_end": 3}
         ),
-        lambda: driver.call("set_lease", ttl=rng.choice([0, 2, 30]), **target),
+        lambda: driver.call(
+            "set_lease",
+            ttl=rng.choice([0, 2, 30]),
+            expected_resume_s=rng.choice([None, 1, 20]),
+            **target,
+        ),
         lambda: driver.call("free_session", tree=rng.random() < 0.5, **target),
         lambda: driver.call("get_session", **target),
         lambda: driver.call("list_sessions", tenant="", limit=3),

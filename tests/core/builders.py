@@ -109,6 +109,7 @@ class Engine:
         parent: str | None = None,
         protect: int | None = None,
         edits: Sequence[Edit] = (),
+        resume: float | None = None,
         tenant: str = "t",
     ) -> str:
         """A request arrives; returns its id."""
@@ -123,6 +124,7 @@ class Engine:
                     ttl_s=ttl,
                     protect_blocks=protect,
                     edits=tuple(edits),
+                    expected_resume_s=resume,
                 ),
             )
         return request_id
@@ -197,11 +199,18 @@ class Engine:
         parent: str | None = None,
         protect: int | None = None,
         edits: Sequence[Edit] = (),
+        resume: float | None = None,
         aborted: bool = False,
     ) -> list[EditResult]:
         """A whole request, from arrival to end, followed by an engine step."""
         request_id = self.start(
-            session, text, ttl=ttl, parent=parent, protect=protect, edits=edits
+            session,
+            text,
+            ttl=ttl,
+            parent=parent,
+            protect=protect,
+            edits=edits,
+            resume=resume,
         )
         self.generate(request_id, generated)
         results = self.finish(request_id, aborted=aborted)
@@ -217,9 +226,15 @@ class Engine:
         parent: str | None = None,
         protect: int | None = None,
         edits: Sequence[Edit] = (),
+        resume: float | None = None,
     ) -> str:
         request_id = self.add(
-            session, ttl=ttl, parent=parent, protect=protect, edits=edits
+            session,
+            ttl=ttl,
+            parent=parent,
+            protect=protect,
+            edits=edits,
+            resume=resume,
         )
         self.admit(request_id, text)
         return request_id
@@ -343,6 +358,7 @@ class Engine:
             stats.protected_blocks,
         )
         assert left == (0,) * 7
+        assert not len(self.manager.book.leases.resumes)
         assert self.manager.is_idle
         assert not list(self.manager.book.index.segments())
         assert not len(self.manager.book.tree)
@@ -373,6 +389,7 @@ class FakeTier(SupportsSessionAwareKVManagement):
         self.operation_ids: list[str] = []
         self.events: list[TierEvent] = []
         self.leases: dict[int, float] = {}
+        self.resumes: dict[int, float] = {}
         self.released: list[tuple[SessionKey, int]] = []
 
     @property
@@ -423,6 +440,11 @@ class FakeTier(SupportsSessionAwareKVManagement):
 
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         self.leases[context_id] = deadline
+
+    def set_resume(
+        self, session: SessionKey, context_id: int, resume_at: float
+    ) -> None:
+        self.resumes[context_id] = resume_at
 
     def release(self, session: SessionKey, context_id: int) -> None:
         self.released.append((session, context_id))

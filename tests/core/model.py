@@ -26,6 +26,8 @@ class ModelContext:
     #: Deadline by block; blocks that are not in here are not held.
     held: dict[int, float] = field(default_factory=dict)
     deadline: float = 0.0
+    #: When it is expected back, 0 if nobody has said.
+    resume_at: float = 0.0
     protect: int | None = None
     #: When it is forgotten: its deadline, or the end of its idle time.
     timer: float = 0.0
@@ -57,6 +59,7 @@ class ModelRequest:
     epoch: int
     ttl: float | None
     protect: int | None
+    resume: float | None
     context: ModelContext | None = None
     replaced: ModelContext | None = None
 
@@ -99,13 +102,18 @@ class Model:
     # --- requests ------------------------------------------------------------
 
     def add(
-        self, request_id: str, key: Key, ttl: float | None, protect: int | None
+        self,
+        request_id: str,
+        key: Key,
+        ttl: float | None,
+        protect: int | None,
+        resume: float | None = None,
     ) -> None:
         self.num_requests += 1
         session = self.sessions.setdefault(key, ModelSession(key))
         session.running += 1
         self.requests[request_id] = ModelRequest(
-            session, self.num_requests, session.epoch, ttl, protect
+            session, self.num_requests, session.epoch, ttl, protect, resume
         )
 
     def assign(
@@ -145,6 +153,7 @@ class Model:
             if old.deadline and not context.deadline:
                 self._grant(context, old.deadline, old.protect)
             self._drop(old)
+        self._expect(context, request.resume, now)
         if request.ttl:
             deadline = now + min(request.ttl, self.limits.max_ttl_s)
             self._lease(context, deadline, request.protect)
@@ -191,10 +200,14 @@ class Model:
         }
         return True
 
-    def set_lease(self, key: Key, ttl: float, now: float) -> str | None:
+    def set_lease(
+        self, key: Key, ttl: float, now: float, resume: float | None = None
+    ) -> str | None:
         session = self.sessions.get(key)
         if session is None:
             return None
+        for context in session.contexts:
+            self._expect(context, resume, now)
         if ttl <= 0:
             for context in session.contexts:
                 self._end_lease(context, now)
@@ -214,6 +227,8 @@ class Model:
     def advance(self, now: float) -> None:
         for session in list(self.sessions.values()):
             for context in list(session.contexts):
+                if context.resume_at <= now:
+                    context.resume_at = 0.0
                 if context.timer > now:
                     continue
                 if context.running or context.deadline:
@@ -245,6 +260,20 @@ class Model:
             )
             for content, contexts in holders.items()
         }
+
+    def due(self, content: str) -> float:
+        """When the first of those who hold a content is due back."""
+        index = len(content) - 1
+        holders = [
+            context
+            for context in self.contexts()
+            if index in context.held and context.text.startswith(content)
+        ]
+        moments = [context.resume_at for context in holders if context.resume_at]
+        end = max(context.held[index] for context in holders)
+        if end and len(moments) < len(holders):
+            moments.append(end)
+        return min(moments, default=0.0)
 
     def forget_copies(self) -> dict[str, int]:
         """Drops copies that are gone or that nobody holds; returns the rest."""
@@ -366,6 +395,7 @@ class Model:
         request.context, request.replaced = context, replaced
         context.newest = request.sequence
         context.running += 1
+        context.resume_at = 0.0
         self._touch(context, now)
 
     def _open(
@@ -382,6 +412,10 @@ class Model:
         context = ModelContext(session, timer=now + self.limits.idle_ttl_s)
         session.contexts.append(context)
         return context
+
+    def _expect(self, context: ModelContext, resume: float | None, now: float) -> None:
+        if resume is not None:
+            context.resume_at = now + min(resume, self.limits.max_ttl_s)
 
     def _touch(self, context: ModelContext, now: float) -> None:
         contexts = context.session.contexts

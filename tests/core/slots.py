@@ -19,6 +19,7 @@ def blocks_of(
     text: str,
     context_id: int = 1,
     deadline: float = 0.0,
+    resume_at: float = 0.0,
     groups: Iterable[GroupId] = (G0,),
 ) -> ContextBlocks:
     """A context as the manager describes it to a tier."""
@@ -26,6 +27,7 @@ def blocks_of(
         block_hashes={group_id: chain(text) for group_id in groups},
         context_id=context_id,
         deadline=deadline,
+        resume_at=resume_at,
     )
 
 

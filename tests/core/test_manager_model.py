@@ -24,9 +24,10 @@ pytestmark = pytest.mark.timeout(120)
 SESSIONS = st.sampled_from("ST")
 RARELY = st.sampled_from([False, False, False, False, True])
 #: Session, how much of its last text is kept and what is added, TTL, protected
-#: blocks, and whether it ends with an evict. Few letters, so that contexts share
-#: prefixes, grow, fork and repeat.
-Asked = tuple[str, int, str, float | None, int | None, bool]
+#: blocks, whether it ends with an evict, and when it expects to be back. Few letters,
+#: so that contexts share prefixes, grow, fork and repeat.
+Asked = tuple[str, int, str, float | None, int | None, bool, float | None]
+RESUMES = st.sampled_from([None, None, None, 0, 1, 3, 10, 25, 9999])
 REQUESTS = st.tuples(
     SESSIONS,
     st.sampled_from([99, 99, 99, 0, 2, 4, 5]),
@@ -34,6 +35,7 @@ REQUESTS = st.tuples(
     st.sampled_from([None, None, 0, 1, 5, 20, 9999]),
     st.sampled_from([None, None, 0, 2, 4]),
     st.sampled_from([False] * 9 + [True]),
+    RESUMES,
 )
 
 
@@ -104,13 +106,17 @@ class ManagerMachine(RuleBasedStateMachine):
     def begin_request(self, request: Asked) -> str | None:
         if len(self.model.requests) >= 4:
             return None
-        session, kept, added, ttl, protect, evict = request
+        session, kept, added, ttl, protect, evict, resume = request
         text = ((self.last_text[session][:kept] + added) or "a")[:9]
         self.last_text[session] = text
         request_id = self.engine.add(
-            session, ttl=ttl, protect=protect, edits=[EVICT] if evict else []
+            session,
+            ttl=ttl,
+            protect=protect,
+            edits=[EVICT] if evict else [],
+            resume=resume,
         )
-        self.model.add(request_id, session, ttl, protect)
+        self.model.add(request_id, session, ttl, protect, resume)
         self.evicts[request_id] = evict
         self.waiting[request_id] = text
         self.admit(request_id, 99)
@@ -172,11 +178,17 @@ class ManagerMachine(RuleBasedStateMachine):
         session=SESSIONS,
         what=st.sampled_from(["lease", "lease", "evict", "free"]),
         ttl=st.sampled_from([0, 2, 15, 40]),
+        resume=RESUMES,
     )
-    def control(self, session: str, what: str, ttl: float) -> None:
+    def control(
+        self, session: str, what: str, ttl: float, resume: float | None
+    ) -> None:
         if what == "lease":
-            status = self.manager.set_lease(key(session), ttl, self.engine.now)
-            expected = self.model.set_lease(session, ttl, self.engine.now)
+            now = self.engine.now
+            status = self.manager.set_lease(
+                key(session), ttl, now, expected_resume_s=resume
+            )
+            expected = self.model.set_lease(session, ttl, now, resume)
             assert (None if status is None else status.value) == expected
         elif what == "evict":
             self.engine.edit(session, EVICT)
@@ -236,6 +248,9 @@ class ManagerMachine(RuleBasedStateMachine):
             assert [c.deadline for c in contexts] == [
                 c.deadline for c in session.contexts
             ]
+            assert [c.resume_at for c in contexts] == [
+                c.resume_at for c in session.contexts
+            ]
             assert [c.num_active for c in contexts] == [
                 c.running for c in session.contexts
             ]
@@ -263,14 +278,16 @@ class ManagerMachine(RuleBasedStateMachine):
     def zones_agree(self) -> None:
         holds, resident = self.model.holds(), self.model.forget_copies()
         expected = {
-            block_id: Zone.C if holds[content][1] else Zone.B
+            block_id: (Zone.C if holds[content][1] else Zone.B, self.model.due(content))
             for content, block_id in resident.items()
         }
         queue = self.engine.pool.free_queue
         for block in queue.get_all_free_blocks():
             claim = queue.claims[block.block_id]
-            zone = Zone.A if claim is None else claim.zone
-            assert zone is expected.get(block.block_id, Zone.A), block
+            if claim is None or claim.zone is Zone.A:
+                assert block.block_id not in expected, block
+            else:
+                assert expected[block.block_id] == (claim.zone, claim.due_at), block
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

@@ -15,10 +15,11 @@ from tests.core.test_manager_model import ManagerMachine, RangedMachine
 pytestmark = pytest.mark.timeout(120)
 
 NUM_STEPS = 250
+RESUMES = [None, None, 0, 3, 10, 25, 9999]
 
 
-def walk(machine: ManagerMachine, random: Random) -> None:
-    """One step at random."""
+def walk(machine: ManagerMachine, random: Random, resumes: Random) -> None:
+    """One step at random; what is expected has no say in where the walk goes."""
 
     def text(max_size: int) -> str:
         return "".join(random.choices("ab", k=random.randint(0, max_size)))
@@ -31,6 +32,7 @@ def walk(machine: ManagerMachine, random: Random) -> None:
         random.choice([None, None, 0, 5, 20, 20, 9999]),
         random.choice([None, None, 0, 2, 4]),
         random.random() < 0.1,
+        resumes.choice(RESUMES),
     )
     step = random.choices(
         ["turn", "begin", "go_on", "control", "steps", "strangers", "reset", "range"],
@@ -50,7 +52,12 @@ def walk(machine: ManagerMachine, random: Random) -> None:
         )
     elif step == "control":
         what = random.choice(["lease", "lease", "lease", "evict", "free"])
-        machine.control(session=session, what=what, ttl=random.choice([0, 2, 15, 40]))
+        machine.control(
+            session=session,
+            what=what,
+            ttl=random.choice([0, 2, 15, 40]),
+            resume=resumes.choice(RESUMES),
+        )
     elif step == "steps":
         machine.steps(seconds=random.choice([1, 1, 2, 4, 10, 35]))
     elif step == "strangers":
@@ -72,8 +79,9 @@ def test_a_long_walk_agrees_with_the_model(
     machine = kind()
     machine.build(num_blocks=num_blocks, share=share)
     random = Random(f"{kind.__name__} {num_blocks} {share}")
+    resumes = Random(share)
     for _ in range(NUM_STEPS):
-        walk(machine, random)
+        walk(machine, random, resumes)
         machine.contexts_agree()
         machine.blocks_agree()
         machine.zones_agree()

@@ -261,3 +261,26 @@ def test_check_integrity_sees_a_context_that_is_not_in_the_tree() -> None:
     del contexts._contexts[S]
     with pytest.raises(IntegrityError):
         contexts.check_integrity()
+
+
+def test_who_is_expected_back_latest_is_given_up_first() -> None:
+    contexts = tier("")
+    pool = pool_of(contexts)
+    for session, text, resume_at in ((S, "ab", 10.0), (T, "xy", 30.0)):
+        put(pool, contents(text))
+        contexts.keep(session, blocks_of(text, 1, 50.0, resume_at=resume_at))
+    assert in_line(pool)[-4:] == "yxba"
+    contexts.set_resume(S, 1, 40.0)
+    assert in_line(pool)[-4:] == "bayx"
+    contexts.set_resume(S, 1, 0.0)
+    contexts.set_resume(T, 1, 0.0)
+    contexts.set_resume(T, 7, 1.0)  # not followed here
+    contexts.check_integrity()
+
+
+def test_what_is_kept_again_is_expected_as_said_last() -> None:
+    contexts = tier("abxy")
+    contexts.keep(S, blocks_of("ab", 1, resume_at=20.0))
+    contexts.keep(S, blocks_of("ab", 1, resume_at=0.0))
+    contexts.check_integrity()
+    assert not pool_of(contexts).free_queue._expected.claims

@@ -30,6 +30,7 @@ CONTEXTS = st.integers(1, 3)
 #: Few letters, so that contexts share prefixes, grow and fork.
 TEXTS = st.text("ab", min_size=1, max_size=6)
 DEADLINES = st.sampled_from([0.0, 0.0, 5.0, 9.0])
+RESUMES = st.sampled_from([0.0, 3.0, 7.0])
 RARELY = st.sampled_from([False] * 6 + [True])
 
 
@@ -190,6 +191,11 @@ class TierMachine(RuleBasedStateMachine):
         self.kept[session, context_id] = Kept(text, held, deadline)
         self.known |= held & set(self.slot_of)
         self.tidy()
+
+    @rule(session=SESSIONS, context_id=CONTEXTS, resume_at=RESUMES)
+    def set_resume(self, session: str, context_id: int, resume_at: float) -> None:
+        """Changes the order inside a zone, which the integrity check looks at."""
+        self.contexts.set_resume(key(session), context_id, resume_at)
 
     @rule(session=SESSIONS, context_id=CONTEXTS, deadline=DEADLINES)
     def set_lease(self, session: str, context_id: int, deadline: float) -> None:

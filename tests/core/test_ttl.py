@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sam_connector.core.session_index import Context, Session
-from sam_connector.core.ttl import LeaseTable
+from sam_connector.core.ttl import LeaseTable, ResumeTable
 from sam_connector.errors import IntegrityError
 from tests.core.builders import key
 
@@ -86,3 +86,56 @@ def test_check_integrity_sees_a_context_without_a_timer() -> None:
     leases = LeaseTable(idle_ttl_s=100.0, now=0.0)
     with pytest.raises(IntegrityError):
         leases.check_integrity([context()])
+
+
+# --- when contexts are expected back ----------------------------------------
+
+
+def test_an_expectation_passes_at_its_time() -> None:
+    resumes, late = ResumeTable(now=0.0), context()
+    resumes.expect(late, 10.0, 0.0)
+    assert resumes.take_overdue(9.9, 9) == []
+    assert resumes.take_overdue(10.0, 9) == [late]
+    assert len(resumes) == 0
+
+
+def test_an_expectation_is_replaced_and_forgotten() -> None:
+    resumes, back = ResumeTable(now=0.0), context()
+    resumes.expect(back, 10.0, 0.0)
+    resumes.expect(back, 20.0, 0.0)
+    assert resumes.take_overdue(19.0, 9) == []
+    resumes.forget(back)
+    assert resumes.take_overdue(1e6, 9) == []
+
+
+def test_no_more_are_taken_at_a_time_than_asked_for() -> None:
+    resumes, late = ResumeTable(now=0.0), [context() for _ in range(5)]
+    for each in late:
+        resumes.expect(each, 10.0, 0.0)
+    taken = [len(resumes.take_overdue(20.0, 2)) for _ in range(4)]
+    assert taken == [2, 2, 1, 0]
+
+
+def test_a_table_that_was_empty_for_long_knows_the_time() -> None:
+    """Nobody advances it meanwhile, and nothing expected now is overdue for that."""
+    resumes, back = ResumeTable(now=0.0), context()
+    resumes.expect(back, 1e6 + 5.0, 1e6)
+    assert resumes._wheel._cursor == 1e6
+    assert resumes.take_overdue(1e6 + 4.0, 9) == []
+    assert resumes.take_overdue(1e6 + 5.0, 9) == [back]
+
+
+def test_a_context_that_is_forgotten_is_not_expected() -> None:
+    leases, gone = LeaseTable(idle_ttl_s=100.0, now=0.0), context()
+    leases.grant(gone, 10.0)
+    leases.resumes.expect(gone, 5.0, 0.0)
+    leases.forget(gone)
+    assert len(leases.resumes) == 0
+
+
+def test_check_integrity_sees_an_expectation_without_a_timer() -> None:
+    resumes, back = ResumeTable(now=0.0), context()
+    resumes.check_integrity([back])
+    back.resume_at = 5.0
+    with pytest.raises(IntegrityError):
+        resumes.check_integrity([back])

@@ -102,8 +102,8 @@ def test_it_has_every_public_name_of_vllms_queue(kv_cache_utils: ModuleType) -> 
 class Bench:
     """Free blocks, the n-th under the claim that the n-th letter names.
 
-    ``A`` is unclaimed, lower-case letters are claims in zone B, digits claims in
-    zone C with that deadline.
+    ``A`` is unclaimed, lower-case letters are claims in zone B, ``B`` to ``Z`` claims
+    there that are due back at 1 to 25, digits claims in zone C with that deadline.
     """
 
     def __init__(self, layout: str) -> None:
@@ -118,6 +118,8 @@ class Bench:
     def claim(self, name: str) -> Claim:
         if name not in self.claims:
             place = (Zone.C, float(name)) if name.isdigit() else (Zone.B, 0.0)
+            if name.isupper():
+                place = (Zone.B, float(ord(name) - ord("A")))
             self.claims[name] = self.queue.open_claim(name, *place)
         return self.claims[name]
 
@@ -160,6 +162,48 @@ def test_in_c_the_latest_deadline_is_taken_first() -> None:
     assert bench.order == [1, 4, 5, 2, 3, 0]
 
 
+def test_in_b_who_will_be_back_follows_the_others_latest_first() -> None:
+    bench = Bench("BbZA1Zc")
+    assert bench.order == [3, 1, 6, 2, 5, 0, 4]
+    bench.use(1)
+    bench.free(1)
+    assert bench.order == [3, 6, 1, 2, 5, 0, 4]
+
+
+def test_use_does_not_move_who_has_said_when_it_will_be_back() -> None:
+    bench = Bench("CCBB")
+    bench.use(0)
+    bench.free(0)
+    assert bench.order == [1, 0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ((Zone.B, 9.0), [2, 0, 1, 3, 4]),
+        ((Zone.B, 0.5), [2, 3, 0, 1, 4]),
+        ((Zone.B, 0.0), [2, 0, 1, 3, 4]),
+        ((Zone.C, 0.5), [2, 3, 4, 0, 1]),
+        ((Zone.C, 2.5), [2, 3, 0, 1, 4]),
+    ],
+)
+def test_another_time_moves_the_whole_run(
+    place: tuple[Zone, float], expected: list[int]
+) -> None:
+    bench = Bench("CCbB1")
+    bench.queue.move_claim(bench.claim("C"), *place)
+    assert bench.order == expected
+
+
+def test_a_time_that_is_taken_back_counts_as_use() -> None:
+    bench = Bench("bCaB")
+    bench.queue.move_claim(bench.claim("C"), Zone.B)
+    assert bench.order == [0, 2, 1, 3]
+    bench.use(0)
+    bench.free(0)
+    assert bench.order == [2, 1, 0, 3]
+
+
 def test_a_renewed_lease_moves_the_whole_run() -> None:
     bench = Bench("112233A")
     bench.queue.move_claim(bench.claim("1"), Zone.C, 9.0)
@@ -192,6 +236,19 @@ def test_a_claim_on_a_block_ends_when_it_is_handed_out() -> None:
     assert handed_out == [(0, "b"), (1, "1")]
     bench.free(0, 1)
     assert bench.queue.num_unclaimed == 2
+
+
+def test_who_had_a_block_hears_that_another_claim_takes_it() -> None:
+    bench = Bench("bA1A")
+    heard: list[tuple[int, object]] = []
+    bench.queue.on_reclaimed = lambda block, claim: heard.append(
+        (block.block_id, claim.owner)
+    )
+    bench.use(2, 3)
+    bench.queue.claim_all(bench.blocks, bench.claim("5"))
+    assert heard == [(0, "b"), (2, "1")]
+    bench.free(2, 3)
+    assert bench.order == [0, 1, 2, 3]
 
 
 def test_a_claimed_block_in_use_returns_to_its_claim() -> None:
@@ -239,12 +296,12 @@ def test_reuse_when_freed_leaves_a_free_block_where_it_is() -> None:
     assert bench.order == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["b", "1"])
+@pytest.mark.parametrize("name", ["b", "C", "1"])
 @pytest.mark.parametrize(("before", "expected"), [(1, [3, 1, 2]), (0, [1, 2, 3])])
 def test_a_split_claim_stays_where_it_was(
     name: str, before: int, expected: list[int]
 ) -> None:
-    bench = Bench("A" + name * 3 + {"b": "c", "1": "0"}[name])
+    bench = Bench("A" + name * 3 + {"b": "c", "C": "B", "1": "0"}[name])
     bench.queue.split_claim(
         bench.claim(name), [bench.blocks[3]], owner="new", before=bool(before)
     )
@@ -262,7 +319,10 @@ def test_unclaim_all_keeps_the_order() -> None:
 def test_a_detached_queue_tells_nobody() -> None:
     bench = Bench("1b")
     bench.queue.on_shortage = bench.queue.on_reassigned = None  # type: ignore[assignment]
+    bench.queue.on_reclaimed = None  # type: ignore[assignment]
     bench.queue.detach()
+    bench.queue.claim(bench.blocks[0], bench.claim("b"))
+    bench.queue.claim(bench.blocks[0], bench.claim("1"))
     assert len(bench.queue.popleft_n(2)) == 2
 
 
@@ -282,9 +342,15 @@ def test_check_integrity_sees_every_kind_of_damage() -> None:
     def damage_run(bench: Bench) -> None:
         bench.claim("b").num_free -= 1
 
+    def damage_order_in_b(bench: Bench) -> None:
+        bench.claim("C").due_at = 0.5
+
+    def damage_kind_in_b(bench: Bench) -> None:
+        bench.claim("b").due_at = 7.0
+
     def damage_order(bench: Bench) -> None:
-        bench.claim("1").deadline = 99.0
-        bench.claim("2").deadline = 98.0
+        bench.claim("1").due_at = 99.0
+        bench.claim("2").due_at = 98.0
 
     for damage in (
         damage_links,
@@ -293,8 +359,10 @@ def test_check_integrity_sees_every_kind_of_damage() -> None:
         damage_boundary,
         damage_run,
         damage_order,
+        damage_order_in_b,
+        damage_kind_in_b,
     ):
-        bench = Bench("AAbb12")
+        bench = Bench("AAbb12CB")
         damage(bench)
         with pytest.raises(IntegrityError):
             bench.queue.check_integrity()
@@ -350,6 +418,44 @@ def test_in_shadow_mode_nothing_is_retained() -> None:
     assert queue.num_unleased(9) == 3
 
 
+@pytest.mark.parametrize("num_taken", [1, 2])
+def test_in_shadow_mode_a_claimed_block_is_reported_however_few_are_taken(
+    num_taken: int,
+) -> None:
+    blocks = make_blocks(3)
+    queue = ZonedFreeQueue(blocks, 3, enforce=False)
+    handed_out: list[int] = []
+    queue.on_reassigned = lambda blocks, claim: handed_out.extend(
+        block.block_id for block in blocks
+    )
+    queue.claim(blocks[0], queue.open_claim("x", Zone.C, 5.0))
+    assert [block.block_id for block in queue.popleft_n(num_taken)][:1] == [0]
+    assert handed_out == [0]
+
+
+def test_a_single_block_comes_from_a_claim_only_when_nothing_else_is_free() -> None:
+    bench = Bench("Ab1")
+    missing: list[int] = []
+    bench.queue.on_shortage = missing.append
+    assert [bench.queue.popleft().block_id for _ in range(3)] == [0, 1, 2]
+    assert missing == [1, 1]
+    assert bench.queue.num_taken == 3
+    assert bench.order == []
+    with pytest.raises(ValueError, match="No free blocks"):
+        bench.queue.popleft()
+    with pytest.raises(ValueError, match="cannot take 1 of 0"):
+        bench.queue.popleft_n(1)
+
+
+def test_blocks_of_many_claims_are_freed_each_to_its_own_run() -> None:
+    bench = Bench("bcbAAc11")
+    bench.use(*range(8))
+    bench.free(7, 6, 5, 4, 3, 2, 1, 0)
+    # A in order of arrival; then B by last use, each run in order of arrival; then C.
+    assert bench.order == [4, 3, 5, 1, 2, 0, 7, 6]
+    assert bench.queue.num_unclaimed == 2
+
+
 @pytest.mark.parametrize(
     ("layout", "taken"),
     [
@@ -362,6 +468,10 @@ def test_in_shadow_mode_nothing_is_retained() -> None:
         ("bb99", [0, 1]),
         ("bbb99", [0, 1]),
         ("99", [0, 1]),
+        ("CCCBB", [0, 1]),
+        ("CCBB", [0, 1]),
+        ("bCC9", [0, 1]),
+        ("bCC9", [0]),
     ],
 )
 def test_what_is_put_back_is_first_in_line_again(layout: str, taken: list[int]) -> None:

@@ -25,7 +25,15 @@ from tests.core.pool import FakeBlock
 
 SEEDS = st.integers(0, 2**32 - 1)
 PLACES = st.sampled_from(
-    [(Zone.B, 0.0), (Zone.B, 0.0), (Zone.C, 10.0), (Zone.C, 20.0), (Zone.C, 30.0)]
+    [
+        (Zone.B, 0.0),
+        (Zone.B, 0.0),
+        (Zone.B, 10.0),
+        (Zone.B, 20.0),
+        (Zone.C, 10.0),
+        (Zone.C, 20.0),
+        (Zone.C, 30.0),
+    ]
 )
 
 
@@ -43,9 +51,14 @@ class ModelClaim:
 
     claim: Claim
     zone: Zone
-    deadline: float
+    due_at: float
     blocks: set[int] = field(default_factory=set)
     run: list[int] = field(default_factory=list)
+
+    @property
+    def place(self) -> tuple[bool, float]:
+        """By last use first, then by time."""
+        return self.zone is Zone.C or self.due_at > 0, -self.due_at
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -105,13 +118,13 @@ class QueueMachine(RuleBasedStateMachine):
 
     def link(self, claim: ModelClaim, run: list[int]) -> None:
         """Appends to a claim's run, and puts the run where it belongs."""
-        if claim.zone is Zone.B:
-            if claim in self.b:
-                self.b.remove(claim)
-            self.b.append(claim)
-        elif claim not in self.c:
-            self.c.append(claim)
-            self.c.sort(key=lambda c: -c.deadline)
+        zone = self.b if claim.zone is Zone.B else self.c
+        is_timed, _ = claim.place
+        if claim in zone and not is_timed:
+            zone.remove(claim)
+        if claim not in zone:
+            zone.append(claim)
+            zone.sort(key=lambda c: c.place)
         claim.run += run
 
     def extract(self, claim: ModelClaim) -> list[int]:
@@ -257,9 +270,9 @@ class QueueMachine(RuleBasedStateMachine):
     def move_claim(self, seed: int, place: tuple[Zone, float]) -> None:
         claim = random.Random(seed).choice(self.claims)
         self.queue.move_claim(claim.claim, *place)
-        if self.enforce and (claim.zone, claim.deadline) != place:
+        if self.enforce and (claim.zone, claim.due_at) != place:
             run = self.extract(claim)
-            claim.zone, claim.deadline = place
+            claim.zone, claim.due_at = place
             if run:
                 self.link(claim, run)
 
@@ -279,7 +292,7 @@ class QueueMachine(RuleBasedStateMachine):
                 before=before,
             ),
             claim.zone,
-            claim.deadline,
+            claim.due_at,
             set(chosen),
         )
         self.claims.append(split)
@@ -375,7 +388,9 @@ def test_a_long_walk_agrees_with_the_model(num_blocks: int, enforce: bool) -> No
     rng = random.Random(f"{num_blocks} {enforce}")
     for _ in range(600):
         seed = rng.randrange(10**6)
-        place = rng.choice([(Zone.B, 0.0), (Zone.C, 5.0), (Zone.C, 7.0)])
+        place = rng.choice(
+            [(Zone.B, 0.0), (Zone.B, 6.0), (Zone.B, 8.0), (Zone.C, 5.0), (Zone.C, 7.0)]
+        )
         step = rng.choices(list(STEPS), list(STEPS.values()))[0]
         if step == "pop":
             machine.popleft_n(seed=seed)

@@ -30,6 +30,10 @@ pytestmark = [
 
 #: Long against the microseconds that a copy takes.
 KERNEL_CYCLES = 2_000_000
+#: Long against the time in which a test submits all its jobs: tens of milliseconds.
+LONG_CYCLES = 50_000_000
+#: A kernel of a second or so.
+VERY_LONG_CYCLES = 1_000_000_000
 NUM_ITERATIONS = 200
 
 MakeDevice = Callable[[torch.device], CudaDevice]
@@ -59,6 +63,12 @@ class TestCudaEngine(EngineContract):
         return make_copy_engine(
             memory.groups, memory.layout, memory.pool, device=self.device
         )
+
+    def keep_busy(self) -> None:
+        torch.cuda._sleep(LONG_CYCLES)
+
+    def finish_work(self) -> None:
+        torch.cuda.current_stream().synchronize()
 
 
 class TestCudaEngineOneByOne(TestCudaEngine):
@@ -145,19 +155,65 @@ def test_without_the_wait_the_check_fails(
         check(_NoWait)
 
 
-def test_submit_and_poll_do_not_wait_for_the_device() -> None:
-    """A kernel of a second or so is still running when both have returned."""
+def test_submit_poll_and_a_short_drain_do_not_wait_for_the_device() -> None:
+    """However many jobs there are: the kernel before them is still running then."""
     memory = _memory()
     engine = _engine(memory)
-    torch.cuda._sleep(1_000_000_000)
+    torch.cuda._sleep(VERY_LONG_CYCLES)
     running = torch.cuda.Event()
     running.record()
-    engine.submit(store(1, [1], [1]))
+    for job_id in range(0, 100, 2):
+        engine.submit(store(job_id, range(6), range(6)))
+        engine.submit(load(job_id + 1, range(6, 12), range(6, 12)))
     assert engine.poll() == []
+    assert not engine.drain(0.01)
+    assert engine.num_in_flight == 100
     assert not running.query()
     assert engine.drain(PATIENCE_S)
-    assert engine.poll() == [JobResult(1)]
+    assert sorted(result.job_id for result in engine.poll()) == list(range(100))
+    assert running.query()
     engine.close()
+    memory.pool.close()
+
+
+def test_the_current_stream_need_not_be_the_default_one() -> None:
+    """A store waits for the stream that it was submitted under, and a load does."""
+    memory = _memory()
+    engine = _engine(memory)
+    seen = torch.empty(65_536, dtype=torch.uint8, device=_gpu())
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(LONG_CYCLES)
+        for region in memory.groups[0]:
+            region[3].fill_(77)
+        engine.submit(store(1, [3], [5]))
+        assert engine.drain(PATIENCE_S)
+        record = memory.pool.tensor[5, : memory.layout.record_bytes(0)]
+        assert bool((record == 77).all())
+        memory.pool.tensor[6].fill_(78)
+        torch.cuda._sleep(LONG_CYCLES)
+        seen.copy_(memory.groups[0][0][3])
+        engine.submit(load(2, [6], [3]))
+        assert engine.drain(PATIENCE_S)
+        torch.cuda.synchronize()
+    assert bool((seen == 77).all())
+    assert bool((memory.groups[0][0][3] == 78).all())
+    assert engine.poll() == [JobResult(1), JobResult(2)]
+    engine.close()
+    memory.pool.close()
+
+
+def test_close_waits_for_copies_behind_a_kernel() -> None:
+    memory = _memory()
+    engine = _engine(memory)
+    torch.cuda._sleep(LONG_CYCLES)
+    job = store(1, range(12), range(12))
+    engine.submit(job)
+    engine.close()
+    (result,) = engine.poll()
+    if result.error is None:
+        memory.apply(job)
+    memory.check()
     memory.pool.close()
 
 

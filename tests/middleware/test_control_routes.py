@@ -141,6 +141,16 @@ def test_edits_that_cannot_run_now_are_rejected_one_by_one(server: Server) -> No
         ("PUT", "s/lease", {"ttl": 3601}, "ttl"),
         ("PUT", "s/lease", {"ttl": "1"}, "ttl"),
         ("PUT", "s/lease", {"ttl": 1, "ttl_s": 1}, "ttl_s"),
+        *(
+            (
+                "PUT",
+                "s/lease",
+                {"ttl": 1, "expected_resume_s": value},
+                "expected_resume_s",
+            )
+            for value in (-1, 3601, "1", True, float("nan"), 10**400, [])
+        ),
+        ("PUT", "s/lease", {"expected_resume_s": 5}, "ttl"),
         ("PUT", "s/lease", [], "body"),
         ("PUT", "s/lease", b"", "body"),
         ("PUT", "s/lease", b"{", "body"),
@@ -190,6 +200,17 @@ def test_sessions_are_listed(server: Server) -> None:
 def test_a_lease_is_set(server: Server, ttl: float) -> None:
     assert ask(server, "PUT", f"{SESSIONS}/s/lease", {"ttl": ttl}).status == 200
     assert command_of(server) == SetLease(tenant="", session_id="s", ttl=ttl)
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 3600, None])
+def test_a_lease_may_say_when_the_session_will_be_back(
+    server: Server, value: float | None
+) -> None:
+    body = {"ttl": 5, "expected_resume_s": value}
+    assert ask(server, "PUT", f"{SESSIONS}/s/lease", body).status == 200
+    assert command_of(server) == SetLease(
+        tenant="", session_id="s", ttl=5, expected_resume_s=value
+    )
 
 
 @pytest.mark.parametrize(

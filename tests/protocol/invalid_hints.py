@@ -90,6 +90,38 @@ INVALID_HINTS = [
     pytest.param(ttl(10**400), "agent_hint.cache_control.ttl", id="n01-ttl-huge"),
     *(
         pytest.param(
+            hint(expected_resume_s=value),
+            "agent_hint.expected_resume_s",
+            id=f"resume-{value}",
+        )
+        for value in (
+            3600.0001,
+            1e18,
+            -1,
+            -1e-9,
+            math.nan,
+            math.inf,
+            -math.inf,
+            "30",
+            True,
+            [],
+        )
+    ),
+    pytest.param(
+        hint(expected_resume_s=10**400),
+        "agent_hint.expected_resume_s",
+        id="resume-huge",
+    ),
+    pytest.param(
+        hint(cache_control={"expected_resume_s": 5}),
+        "agent_hint.cache_control.expected_resume_s",
+        id="resume-misplaced",
+    ),
+    pytest.param(
+        {"expected_resume_s": 5}, "agent_hint.session_id", id="resume-of-nobody"
+    ),
+    *(
+        pytest.param(
             offset(value), "agent_hint.cache_control.block_offset", id=f"offset-{value}"
         )
         for value in (-1, 1.0, "1", True, MAX_BLOCK_INDEX + 1)

@@ -17,6 +17,7 @@ from sam_connector.protocol.agent_hint import (
     lower,
     parse_agent_hint,
     parse_edits,
+    parse_expected_resume,
     parse_session_id,
     parse_ttl,
 )
@@ -55,6 +56,7 @@ def test_the_whole_hint_is_lowered() -> None:
             "session_id": "child",
             "parent_session_id": "lead",
             "cache_control": {"type": "ephemeral", "ttl": 60, "block_offset": 4},
+            "expected_resume_s": 12.5,
             "context_management": {
                 "edits": [
                     {"type": "offload"},
@@ -72,7 +74,31 @@ def test_the_whole_hint_is_lowered() -> None:
             Edit(type=EditType.OFFLOAD),
             Edit(type=EditType.EVICT, block_start=2, block_end=5),
         ),
+        expected_resume_s=12.5,
     )
+
+
+@pytest.mark.parametrize("value", [None, 0, 1e-9, 12, 3600])
+def test_an_expected_resume_needs_no_lease(value: float | None) -> None:
+    wire = {"session_id": "s", "expected_resume_s": value}
+    assert lower(parse_agent_hint(wire), tenant="") == SessionHint(
+        session=SessionKey("", "s"), expected_resume_s=value
+    )
+    assert parse_expected_resume(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (-1, "resume: must be at least 0"),
+        (3601, "resume: must be at most 3600"),
+        (math.nan, "resume: must be a finite number"),
+        ("5", "resume: must be a number"),
+    ],
+)
+def test_an_expected_resume_by_itself_is_bounded(value: object, message: str) -> None:
+    with pytest.raises(HintError, match=message):
+        parse_expected_resume(value, field="resume")
 
 
 def test_defaults_are_those_of_the_specification() -> None:

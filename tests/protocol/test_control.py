@@ -39,6 +39,7 @@ COMMANDS: list[Command] = [
     ListSessions(tenant="t", limit=7, cursor="s"),
     ListSessions(tenant="t"),
     SetLease(tenant="t", session_id="s", ttl=0.5),
+    SetLease(tenant="t", session_id="s", ttl=0, expected_resume_s=9.5),
     FreeSession(tenant="t", session_id="s", tree=True),
     GetOperation(tenant="t", operation_id="op-1"),
     GetStats(),
@@ -63,6 +64,8 @@ def test_commands_round_trip(command: Command) -> None:
         '{"op": "get_session", "tenant": "t", "session_id": "s", "more": 1}',
         '{"op": "set_lease", "tenant": "t", "session_id": "s", "ttl": 3601}',
         '{"op": "set_lease", "tenant": "t", "session_id": "s", "ttl": "1"}',
+        '{"op": "set_lease", "tenant": "t", "session_id": "s", "ttl": 1,'
+        ' "expected_resume_s": -1}',
         '{"op": "list_sessions", "tenant": "t", "limit": 0}',
     ],
 )

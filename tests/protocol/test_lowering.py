@@ -58,6 +58,38 @@ def test_a_hint_in_extra_args_as_object_or_text(encode: Any) -> None:
     assert hint == SessionHint(session=SessionKey("", "s"), ttl_s=5)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kv_transfer_params": kv(session_id="s", expected_resume_s=5)},
+        {"kv_transfer_params": kv(expected_resume_s=5), "session_id": "s"},
+        {
+            "kv_transfer_params": {
+                "agent_hint": '{"session_id": "s", "expected_resume_s": 5}'
+            }
+        },
+        {"extra_args": {"agent_hint": {"session_id": "s", "expected_resume_s": 5}}},
+        {"extra_args": {"agent_hint": '{"session_id": "s", "expected_resume_s": 5}'}},
+        {"extra_args": {"agent_hint": {"expected_resume_s": 5}, "session_id": "s"}},
+        {
+            "kv_hints": SimpleNamespace(
+                actions=[
+                    SimpleNamespace(
+                        action_type="agent_hint",
+                        action_version="1",
+                        payload={"session_id": "s", "expected_resume_s": 5},
+                    )
+                ]
+            )
+        },
+    ],
+)
+def test_an_expected_resume_comes_through_wherever_a_hint_may_stand(given: Any) -> None:
+    assert lowered(**given) == SessionHint(
+        session=SessionKey("", "s"), expected_resume_s=5
+    )
+
+
 def test_p15_precedence_of_session_ids() -> None:
     places: list[tuple[str, Any]] = [
         ("kv_transfer_params", kv(session_id="1", cache_control={})),

@@ -69,9 +69,18 @@ def test_not_found_needs_every_engine() -> None:
 
 
 def test_a_session_in_two_engines_is_added_up() -> None:
-    first = session(children=["a"], contexts=[{"num_blocks": 1}], lease_s=5.0)
+    first = session(
+        children=["a"],
+        contexts=[{"num_blocks": 1}],
+        lease_s=5.0,
+        expected_resume_s=3.0,
+    )
     second = session(
-        parent="p", children=["a", "b"], contexts=[{"num_blocks": 2}], lease_s=9.0
+        parent="p",
+        children=["a", "b"],
+        contexts=[{"num_blocks": 2}],
+        lease_s=9.0,
+        expected_resume_s=7.0,
     )
     assert merged(GET, success(first), success(second)).result == session(
         parent="p",
@@ -79,13 +88,22 @@ def test_a_session_in_two_engines_is_added_up() -> None:
         contexts=[{"num_blocks": 1}, {"num_blocks": 2}],
         blocks={"gpu": 2, "host": 0, "store": 0},
         lease_s=9.0,
+        expected_resume_s=3.0,
         running_requests=2,
     )
+
+
+def test_an_engine_that_expects_nothing_hides_nothing() -> None:
+    first, second = session(expected_resume_s=None), session(expected_resume_s=7.0)
+    merged_reply = merged(GET, success(first), success(second))
+    assert merged_reply.result["expected_resume_s"] == 7.0
 
 
 def test_a_lease_is_not_added_up() -> None:
     command = SetLease(tenant="", session_id="s", ttl=5)
     reply = success({"session_id": "s", "ttl": 5.0})
+    assert merged(command, reply, reply) == reply
+    reply = success({"session_id": "s", "ttl": 5.0, "expected_resume_s": 3.0})
     assert merged(command, reply, reply) == reply
 
 

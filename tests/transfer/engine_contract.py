@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -49,6 +50,12 @@ class EngineContract:
 
     def make_engine(self, memory: Memory) -> CopyEngine:
         raise NotImplementedError
+
+    def keep_busy(self) -> None:
+        """Gives the device work that jobs queue up behind, if there is a device."""
+
+    def finish_work(self) -> None:
+        """Waits for what the device's current stream was given."""
 
     @contextmanager
     def running(
@@ -235,6 +242,7 @@ class EngineContract:
     def _run_in_order(
         self, memory: Memory, engine: CopyEngine, jobs: list[CopyJob]
     ) -> None:
+        self.keep_busy()
         for job in jobs:
             engine.submit(job)
         assert engine.drain(PATIENCE_S)
@@ -242,6 +250,51 @@ class EngineContract:
         assert results == [JobResult(job.job_id) for job in jobs]
         memory.apply(*jobs)
         memory.check()
+
+    def test_all_bytes_are_in_the_slots_once_a_store_is_reported(self) -> None:
+        """And none is read any more: the block is somebody else's at once."""
+        shape = separate([400_000, 200_000])
+        with self.running(shape) as (memory, engine):
+            for step in range(12):
+                job = store(step, [step], [step])
+                memory.apply(job)
+                engine.submit(job)
+                self._await_result(engine, step)
+                copied = memory.pool.tensor[step].numpy().copy()
+                for region in memory.groups[0]:
+                    region[step].fill_(step)
+                assert (copied == memory.model_pool[step]).all()
+            self.finish_work()
+            assert (memory.pool.tensor.numpy() == memory.model_pool).all()
+
+    def test_work_after_a_reported_load_sees_its_bytes(self) -> None:
+        """And the slot is somebody else's at once."""
+        shape = separate([400_000, 200_000])
+        with self.running(shape) as (memory, engine):
+            for step in range(12):
+                engine.submit(load(step, [step], [step]))
+                memory.apply(load(step, [step], [step]))
+                self._await_result(engine, step)
+                memory.pool.tensor[step].fill_(step)
+                seen = [region[step].clone() for region in memory.groups[0]]
+                self.finish_work()
+                assert b"".join(
+                    bytes(each.cpu().numpy()) for each in seen
+                ) == memory.block(0, step)
+            for buffer, expected in zip(
+                memory.buffers, memory.model_buffers, strict=True
+            ):
+                assert (buffer.cpu().numpy() == expected).all()
+
+    def _await_result(self, engine: CopyEngine, job_id: int) -> None:
+        """By asking again and again, as a worker does."""
+        deadline = time.monotonic() + PATIENCE_S
+        # Engines that hold jobs back let them go when they are drained.
+        engine.drain(0)
+        while not (results := engine.poll()):
+            assert time.monotonic() < deadline
+            time.sleep(0)
+        assert results == [JobResult(job_id)]
 
     def test_results_survive_drain_and_close(self) -> None:
         with self.running() as (_, engine):

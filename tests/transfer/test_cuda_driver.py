@@ -18,6 +18,7 @@ from sam_connector.transfer.cuda_driver import (
     SingleCopies,
     find_function,
     load_copy_call,
+    load_single_copies,
 )
 
 TARGETS = np.array([1 << 46, 2000], dtype=np.int64)
@@ -110,6 +111,13 @@ def test_single_copies_are_used_where_it_has_not(
     assert isinstance(call, SingleCopies)
     assert library.cuMemcpyAsync.argtypes[2] is ctypes.c_size_t
     assert "one by one" in caplog.text
+
+
+def test_single_copies_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    library = SimpleNamespace(cuMemcpyAsync=SimpleNamespace())
+    assert isinstance(load_single_copies(lambda: library), SingleCopies)
+    assert library.cuMemcpyAsync.restype is ctypes.c_uint
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,76 @@ def test_a_call_may_stop_anywhere(
     arena.check(direction)
 
 
+@pytest.mark.parametrize("direction", Direction)
+def test_neighbours_on_one_side_are_one_entry_there(
+    system_calls: dict[Direction, VectorCopy], direction: Direction
+) -> None:
+    """Blocks from all over go to slots in a row."""
+    num_pieces, size = 100, 48
+    order = np.random.default_rng(2).permutation(num_pieces)
+    device, host = (
+        np.random.default_rng(seed).integers(0, 255, (num_pieces, size), np.uint8)
+        for seed in (3, 4)
+    )
+    expected = device[order] if direction is Direction.STORE else host.copy()
+    counts: list[tuple[int, int]] = []
+
+    def counting(
+        pid: int, local: int, num_local: int, remote: int, num_remote: int, flags: int
+    ) -> int:
+        counts.append((num_local, num_remote))
+        return system_calls[direction](pid, local, num_local, remote, num_remote, flags)
+
+    descriptors = Descriptors(
+        device=device.ctypes.data + order * size,
+        host=host.ctypes.data + np.arange(num_pieces) * size,
+        sizes=np.full(num_pieces, size),
+    )
+    GatherCopier({direction: counting}).copy(descriptors, direction)
+    assert np.array_equal(host, expected)
+    assert np.array_equal(device[order], expected)
+    ((num_local, num_remote),) = counts
+    assert num_local > 90
+    assert num_remote == 1
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_next_to_nothing_takes_no_system_call(direction: Direction) -> None:
+    def refuse(*arguments: int) -> int:
+        raise AssertionError(arguments)
+
+    arena = _Arena(num_pieces=gather.QUICK_PIECES)
+    GatherCopier({direction: refuse}).copy(arena.descriptors, direction)
+    arena.check(direction)
+
+
+@pytest.mark.parametrize(
+    ("num_pieces", "max_size"),
+    [(gather.QUICK_PIECES + 1, 40), (2, 2 * gather.QUICK_BYTES)],
+    ids=["pieces", "bytes"],
+)
+def test_more_than_that_gives_the_lock_up(
+    monkeypatch: pytest.MonkeyPatch,
+    system_calls: dict[Direction, VectorCopy],
+    num_pieces: int,
+    max_size: int,
+) -> None:
+    monkeypatch.setattr(gather, "LARGE_PIECE_BYTES", 1 << 40)
+    arena = _Arena(max_size, num_pieces)
+    counts: list[int] = []
+    real = system_calls[Direction.STORE]
+
+    def counting(
+        pid: int, local: int, num_local: int, remote: int, num_remote: int, flags: int
+    ) -> int:
+        counts.append(num_local)
+        return real(pid, local, num_local, remote, num_remote, flags)
+
+    GatherCopier({Direction.STORE: counting}).copy(arena.descriptors, Direction.STORE)
+    arena.check(Direction.STORE)
+    assert counts
+
+
 def test_nothing_is_a_list_too(system_calls: dict[Direction, VectorCopy]) -> None:
     GatherCopier(system_calls).copy(Descriptors.concatenate([]), Direction.STORE)
 

@@ -12,7 +12,7 @@ from sam_connector.connector.tier.jobs import JobTable
 from sam_connector.connector.tier.state import TierState
 from sam_connector.connector.tier.store_tier import DEFAULT_TENANT, StoreTier
 from sam_connector.connector.tier.values import ValueShape
-from sam_connector.core.clock import MonotonicClock
+from sam_connector.core.clock import Clock, MonotonicClock
 from sam_connector.core.slot_pool import SlotPool
 from sam_connector.core.tier_contexts import TierContexts
 from sam_connector.pooling.config import PoolingConfig
@@ -52,6 +52,7 @@ def build_host_tier(
     max_protected_fraction: float,
     num_slots: int | None = None,
     wake: Callable[[], None] = lambda: None,
+    clock: Clock | None = None,
 ) -> HostTier | None:
     """The tier of an engine; ``None`` if it is off or cannot hold this model.
 
@@ -64,6 +65,7 @@ def build_host_tier(
         max_protected_fraction: share of the slots that leases may protect.
         num_slots: what every rank has room for, where that is known.
         wake: has an idle engine take a step; from any thread.
+        clock: where time comes from.
     """
     if not config.is_enabled or not kv_cache_manager.enable_caching:
         return None
@@ -100,7 +102,7 @@ def build_host_tier(
         ),
         jobs=JobTable(num_ranks),
         config=config,
-        clock=MonotonicClock(),
+        clock=clock or MonotonicClock(),
         block_bytes={group_id: size * num_ranks for group_id, size in records.items()},
         max_inflight_blocks=max(
             1, min(config.max_inflight_bytes // largest, pool.num_gpu_blocks // 4)

@@ -334,6 +334,12 @@ class HostTier(SupportsSessionAwareKVManagement):
             self.state.remote.sessions.set_lease(session, context_id, deadline)
 
     @override
+    def set_resume(
+        self, session: SessionKey, context_id: int, resume_at: float
+    ) -> None:
+        self.state.contexts.set_resume(session, context_id, resume_at)
+
+    @override
     def release(self, session: SessionKey, context_id: int) -> None:
         self.state.contexts.release(session, context_id)
         if self.state.remote is not None:
@@ -478,23 +484,18 @@ class HostTier(SupportsSessionAwareKVManagement):
             present = state.gpu.find(copy.content)
             if present is None:
                 state.gpu.publish(copy.block, copy.content, copy.block_index)
-            # Else a request has computed it meanwhile: its block is the one to keep.
-            blocks.append(present or copy.block)
+            blocks.append(present or copy.block)  # computed meanwhile: keep that
         prefetch.hold(blocks)
 
     def _count(self, kind: TierEventType, job: Job) -> None:
         """Adds to the latest event, so that a busy step makes few of them."""
         if not self.has_listener:
             return
-        num_bytes = self.state.num_bytes(job.copies)
-        last = self._events[-1] if self._events else None
-        if last is not None and last.type is kind:
-            self._events[-1] = dataclasses.replace(
-                last,
-                num_blocks=last.num_blocks + len(job.copies),
-                num_bytes=last.num_bytes + num_bytes,
-            )
-            return
-        self._events.append(
-            TierEvent(type=kind, num_blocks=len(job.copies), num_bytes=num_bytes)
+        if not self._events or self._events[-1].type is not kind:
+            self._events.append(TierEvent(type=kind))
+        last = self._events[-1]
+        self._events[-1] = dataclasses.replace(
+            last,
+            num_blocks=last.num_blocks + len(job.copies),
+            num_bytes=last.num_bytes + self.state.num_bytes(job.copies),
         )

@@ -175,10 +175,12 @@ def _to_wire(job: Job) -> CopyJob:
         refused = GroupCopy(group_id=-1, block_ids=(), slots=())
         return CopyJob(job_id=job.job_id, direction=job.direction, parts=(refused,))
     groups: dict[GroupId, tuple[list[int], list[int]]] = {}
-    for copy in job.copies:
-        block_ids, slots = groups.setdefault(copy.content[0], ([], []))
-        block_ids.append(copy.block.block_id)
-        slots.append(copy.slot.index)
+    for (group_id, _), block, slot, _ in job.copies:
+        group = groups.get(group_id)
+        if group is None:
+            group = groups[group_id] = ([], [])
+        group[0].append(block.block_id)
+        group[1].append(slot.index)
     return CopyJob(
         job_id=job.job_id,
         direction=job.direction,

@@ -285,13 +285,14 @@ class RequestLoads:
         slots, loading, store = state.slots, state.jobs.loading, state.remote
         index, num_from_store = first, 0
         while index < last:
-            content = (group_id, hashes[index])
-            if loading and content in loading:
-                job = loading[content]
-                if state.clock.now() < job.deadline:
-                    return None
-            if content in slots:
-                index += 1
+            job = loading.get((group_id, hashes[index])) if loading else None
+            if job is not None and state.clock.now() < job.deadline:
+                return None
+            # While nothing is being loaded, all that is here at once.
+            until = index + 1 if loading else last
+            num_here = slots.num_leading(group_id, hashes, index, until)
+            index += num_here
+            if num_here:
                 continue
             if store is None:
                 break

@@ -6,6 +6,7 @@ import httpx
 
 from benchmarks.demo.client import DemoClient
 from benchmarks.demo.harness import Harness, num_failed
+from benchmarks.demo.policy import AgentPolicy
 from tests.benchmarks.demo.fake_server import LEAD_AND_CHILDREN, FakeServer, plan
 
 WORKLOAD = plan(LEAD_AND_CHILDREN)
@@ -17,7 +18,9 @@ def after(client: DemoClient, *, speaks: bool = True) -> Harness:
 
     async def run() -> Harness:
         async with client:
-            harness = Harness(client, WORKLOAD, run="r", speaks=speaks)
+            harness = Harness(
+                client, AgentPolicy(WORKLOAD.turns, "r") if speaks else None
+            )
             await harness.on_ready(FIRST)
             await harness.on_answer(FIRST)
             await harness.on_ready(RESUMED)

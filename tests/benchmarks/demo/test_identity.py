@@ -9,6 +9,7 @@ from benchmarks.demo.identity import (
     generate_one_by_one,
     identical,
 )
+from benchmarks.demo.policy import AgentPolicy
 from benchmarks.demo.pool_run import IDENTITY_TURNS
 from benchmarks.demo.server import demo_workload
 from benchmarks.demo.workload import Next
@@ -24,7 +25,7 @@ def generate(server: FakeServer) -> IdentityRecord:
                 client,
                 WORKLOAD,
                 WORKLOAD.turns[3:5],
-                harness=Harness(client, WORKLOAD, run="r", speaks=True),
+                harness=Harness(client, AgentPolicy(WORKLOAD.turns, "r")),
                 report=lambda line: None,
             )
 

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.demo.__main__ import expected_s, main, summary
 from benchmarks.demo.identity import IdentityRecord
+from benchmarks.demo.pool_run import DEMO_ARMS
 from benchmarks.demo.server import HOST_BYTES, ServerKind
 from tests.benchmarks.demo.numbers import pool
 
@@ -15,7 +16,7 @@ def record(token: int) -> IdentityRecord:
 
 
 def test_the_last_line_has_the_first_pools_numbers_and_every_pools() -> None:
-    tokens = {kind: record(1) for kind in ServerKind}
+    tokens = {kind: record(1) for kind in DEMO_ARMS}
     out = summary(POOLS, tokens, num_repeats=3, total_s=1.0)
     assert out["ttft_ratio"] == 0.5
     pools = out["pools"]
@@ -31,7 +32,7 @@ def test_the_last_line_has_the_first_pools_numbers_and_every_pools() -> None:
 
 
 def test_one_server_with_another_token_is_not_identical() -> None:
-    tokens = {kind: record(kind is ServerKind.TIER) for kind in ServerKind}
+    tokens = {kind: record(kind is ServerKind.TIER) for kind in DEMO_ARMS}
     out = summary(POOLS, tokens, num_repeats=3, total_s=1.0)
     assert out["tokens_identical"] is False
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.demo.client import Completion
-from benchmarks.demo.measures import measure, percentile, reusable_tokens
+from benchmarks.demo.measures import measure, percentile, reusable_tokens, tpot_mean_s
 from benchmarks.demo.replay import RunRecord
 from benchmarks.demo.workload import TraceRow, build_workload
 
@@ -53,11 +53,11 @@ def test_recomputed_is_what_a_cache_could_have_saved() -> None:
             latency_s=1.0,
             prompt_tokens=workload.turns[i].num_prompt_tokens,
             cached_tokens=cached,
-            completion_tokens=1,
+            completion_tokens=1 + 2 * i,
         )
         for i, (ttft_s, cached) in enumerate([(0.1, 0), (0.3, 96), (0.2, 64)])
     }
-    record = RunRecord(results=results, saved_bytes=3, loaded_bytes=4)
+    record = RunRecord(results=results, saved_bytes=3, loaded_bytes=4, duration_s=2.0)
     measures = measure(record, workload, 32)
     assert measures.uncached_tokens == 600 - 160
     # The third could have had 192 of the second's 200 tokens and had 64.
@@ -65,3 +65,12 @@ def test_recomputed_is_what_a_cache_could_have_saved() -> None:
     assert measures.ttft_mean_s == pytest.approx(0.2)
     assert measures.cached_rate == pytest.approx(160 / 600)
     assert measures.bytes_moved == 3 + 4
+    assert measures.e2e_mean_s == pytest.approx(1.0)
+    # The first made one token only, which says nothing about the time for a next one.
+    assert measures.tpot_mean_s == pytest.approx((0.7 / 2 + 0.8 / 4) / 2)
+    assert measures.requests_per_s == pytest.approx(1.5)
+    assert measures.tokens_per_s == pytest.approx((600 + 9) / 2.0)
+
+
+def test_no_time_per_token_where_nobody_made_two() -> None:
+    assert tpot_mean_s([]) == 0.0

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.demo.policy import (
+    AgentPolicy,
     ControlCall,
     after_turn,
     before_resuming,
@@ -97,3 +98,13 @@ def test_every_resumption_of_the_demo_waits_for_a_child_that_ends() -> None:
         later = [i for i in turns[resumed].wait_for if i > since]
         assert {turns[i].parent for i in later} == {lead}
         assert Next.END in {turns[i].next for i in later}
+
+
+def test_one_pass_says_the_same_in_the_same_order() -> None:
+    workload = plan(LEAD_AND_CHILDREN)
+    policy = AgentPolicy(workload.turns, "r")
+    lead, resumed = workload.turns[0], workload.turns[4]
+    assert policy.hint(lead) == request_hint(lead, "r")
+    assert policy.before_turn(lead) == ()
+    assert policy.before_turn(resumed) == (before_resuming(resumed, "r"),)
+    assert policy.after_turn(lead) == after_turn(lead, "r") != ()

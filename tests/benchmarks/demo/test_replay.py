@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from benchmarks.demo.harness import Harness
+from benchmarks.demo.policy import AgentPolicy
 from benchmarks.demo.replay import Replay, RunRecord
 from tests.benchmarks.demo.fake_server import LEAD_AND_CHILDREN, FakeServer, plan
 
@@ -16,7 +17,9 @@ def replay(
 
     async def run() -> RunRecord:
         async with server.client() as client:
-            harness = Harness(client, workload, run="r", speaks=speaks)
+            harness = Harness(
+                client, AgentPolicy(workload.turns, "r") if speaks else None
+            )
             return await Replay(
                 client, workload, harness=harness, report=lambda line: None
             ).run()

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from benchmarks.no_hint_overhead import __main__ as program
-from benchmarks.no_hint_overhead import long_context, measure
+from benchmarks.no_hint_overhead import footprint, long_context, measure, running
 from benchmarks.no_hint_overhead.mix import MixShape
 
 pytestmark = pytest.mark.vllm
@@ -42,6 +42,10 @@ def test_last_line_is_one_json_object(
             evict_ms=1.0, edit_ms=3.0, expiry_ms=2.0, traffic_ms=0.5
         ),
     )
+    few = running.Shape(num_requests=2, context_blocks=32, num_turns=2)
+    monkeypatch.setattr(running, "Shape", lambda: few)
+    monkeypatch.setattr(footprint, "CONTEXT_BLOCKS", 64)
+    monkeypatch.setattr(footprint, "NUM_SESSIONS", (2, 6))
     monkeypatch.setattr(program.logging, "disable", lambda level: None)
     assert program.main(["--json", "--pairs", "2"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -51,6 +55,10 @@ def test_last_line_is_one_json_object(
         "cpu_ratio_stock_self",
         "finish_ratio_4096",
         "worst_step_ms",
+        "cpu_ratio_no_hints_64x128k",
+        "cpu_ratio_hints_64x128k",
+        "metadata_bytes_per_block",
     } <= set(summary)
+    assert set(summary["aims"]) <= set(summary)
     assert summary["pairs"] == 2
     assert summary["worst_step_ms"] == 3.0

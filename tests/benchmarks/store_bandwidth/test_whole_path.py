@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.redis]
 @pytest.fixture
 def path(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[WholePath]:
     monkeypatch.setattr(whole_path, "_NUM_BLOCKS", 8)
-    path = WholePath(port)
+    path = WholePath(f"redis://127.0.0.1:{port}")
     yield path
     path.close()
 

@@ -7,7 +7,14 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from benchmarks.trace_replay.workload import SHARED_PREFIX_TOKENS, read_trace
+from benchmarks.demo.workload import SHARED_PREFIX_TOKENS, Next
+from benchmarks.trace_replay.conversation import BLOCK_SIZE as CHAT_BLOCK
+from benchmarks.trace_replay.conversation import read_conversation
+from benchmarks.trace_replay.direct import INPUT_TOKENS, NUM_CONCURRENT, direct
+from benchmarks.trace_replay.policies import Policy
+from benchmarks.trace_replay.records import ServiceModel
+from benchmarks.trace_replay.server import VirtualServer
+from benchmarks.trace_replay.workload import jittered
 from tests.benchmarks.trace_replay.rows import BLOCK_SIZE, row, workload
 
 pytestmark = pytest.mark.vllm
@@ -18,27 +25,15 @@ def test_growing_requests_share_one_context() -> None:
     contexts = {id(turn.context) for turn in turns.turns}
     assert len(contexts) == 1
     assert len(turns.turns[0].context.token_ids) == 216
-    assert not any(turn.is_side_call for turn in turns.turns)
 
 
-def test_shorter_request_opens_its_own_context_and_the_main_one_goes_on() -> None:
+def test_a_side_call_has_content_of_its_own_and_the_main_one_goes_on() -> None:
     turns = workload(
         row("a", 0, 1, 1_000), row("a", 2, 3, 50), row("a", 4, 5, 1_100)
     ).turns
     assert turns[0].context is turns[2].context
     assert turns[1].context is not turns[0].context
-    assert [turn.is_side_call for turn in turns] == [False, True, False]
-
-
-def test_overlapping_request_does_not_extend_a_running_one() -> None:
-    turns = workload(row("a", 0, 9, 100), row("a", 1, 9, 1_000)).turns
-    assert turns[0].context is not turns[1].context
-    assert [turn.is_side_call for turn in turns] == [True, False]
-
-
-def test_slightly_shorter_than_the_previous_total_still_extends() -> None:
-    turns = workload(row("a", 0, 1, 100, 40), row("a", 2, 3, 130)).turns
-    assert turns[0].context is turns[1].context
+    assert turns[1].next is Next.SIDE_CALL
 
 
 def test_siblings_share_their_first_tokens_and_no_more() -> None:
@@ -59,60 +54,69 @@ def test_siblings_share_their_first_tokens_and_no_more() -> None:
     assert first.context.block_hashes[0] != stranger.context.block_hashes[0]
 
 
-def test_content_is_the_same_every_time() -> None:
-    first, second = (workload(row("a", 0, 1, 100)).turns[0].context for _ in range(2))
-    assert first.token_ids == second.token_ids
-    assert first.block_hashes == second.block_hashes
+def test_the_same_trace_has_the_same_content() -> None:
+    one, two = (workload(row("a", 0, 1, 500)).turns[0].context for _ in range(2))
+    assert one.block_hashes == two.block_hashes
 
 
-def test_turn_follows_the_end_of_the_previous_one() -> None:
-    turns = workload(row("a", 5, 6, 100), row("a", 8, 9, 200)).turns
-    assert (turns[0].after, turns[0].offset_s) == (None, 5)
-    assert (turns[1].after, turns[1].after_start, turns[1].offset_s) == (0, False, 2)
+def test_jitter_moves_the_starts_of_tasks_only() -> None:
+    load = workload(row("a", 0, 1, 100), row("a", 2, 3, 200), row("b", 1, 6, 100))
+    moved = jittered(load, 1)
+    assert moved == jittered(load, 1) != jittered(load, 2)
+    later = [t.session for t, o in zip(moved.turns, load.turns, strict=True) if t != o]
+    assert later == ["a", "b"]
 
 
-def test_overlapping_turn_follows_the_start_of_the_previous_one() -> None:
-    turn = workload(row("a", 5, 9, 100), row("a", 6, 9, 200)).turns[1]
-    assert (turn.after, turn.after_start, turn.offset_s) == (0, True, 1)
+def chat(path: Path, *records: tuple[int, list[int]]) -> Path:
+    path.write_text(
+        "\n".join(
+            json.dumps(
+                {
+                    "timestamp": 1_000 * i,
+                    "input_length": length,
+                    "output_length": 9,
+                    "hash_ids": ids,
+                }
+            )
+            for i, (length, ids) in enumerate(records)
+        )
+    )
+    return path
 
 
-def test_sub_agent_follows_the_turn_that_spawned_it() -> None:
-    turns = workload(
-        row("a", 0, 1, 100),
-        row("a", 2, 3, 200),
-        row("a/1", 4, 5, 100, parent="a"),
-        row("a", 9, 10, 300),
-    ).turns
-    assert (turns[2].after, turns[2].offset_s) == (1, 1)
-    assert [turn.num_children for turn in turns] == [0, 1, 0, 0]
-    assert {turn.task for turn in turns} == {"a"}
+def test_a_chat_goes_on_where_its_last_whole_block_is(tmp_path: Path) -> None:
+    load = read_conversation(
+        chat(
+            tmp_path / "chat.jsonl",
+            (1_100, [0, 1, 2]),
+            (1_100, [0, 7, 8]),
+            (2_100, [0, 1, 3, 4, 5]),  # goes on with the first
+            (600, [0, 9]),  # has but the common beginning
+            (700, [0, 10]),
+            (3_000, [0, 1, 3, 4, 6, 11]),  # and on
+        )
+    )
+    names = [turn.session for turn in load.turns]
+    assert names == ["chat-0", "chat-1", "chat-0", "chat-3", "chat-4", "chat-0"]
 
 
-def test_ends_of_sessions_and_tasks() -> None:
-    turns = workload(
-        row("a", 0, 1, 100), row("a/1", 2, 3, 100, parent="a"), row("a", 4, 5, 200)
-    ).turns
-    assert [turn.ends_session for turn in turns] == [False, True, True]
-    assert [turn.ends_task for turn in turns] == [False, False, True]
+def test_equal_ids_are_equal_content(tmp_path: Path) -> None:
+    path = chat(tmp_path / "c.jsonl", (1_100, [0, 1, 2]), (1_600, [0, 1, 3, 4]))
+    load = read_conversation(path)
+    server = VirtualServer(
+        load,
+        pool_tokens=10 * CHAT_BLOCK,
+        policy=Policy(),
+        service=ServiceModel.instant(),
+    )
+    assert [one.cached_tokens for one in server.run().served] == [0, 1_024]
 
 
-def test_followers_are_indexed_by_what_they_wait_for() -> None:
-    load = workload(row("a", 0, 1, 100), row("a", 2, 3, 200))
-    assert load.followers() == {0: [load.turns[1]]}
-
-
-def test_trace_is_sorted_by_start(tmp_path: Path) -> None:
-    lines = [
-        {
-            "session": name,
-            "parent": None,
-            "start_s": start,
-            "end_s": 9.0,
-            "input_tokens": 1,
-            "output_tokens": 1,
-        }
-        for name, start in (("late", 2.0), ("early", 1.0))
-    ]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
-    assert [r.session for r in read_trace(path)] == ["early", "late"]
+def test_the_direct_test_has_five_requests_at_a_time() -> None:
+    load = direct(block_size=BLOCK_SIZE)
+    free = [turn for turn in load.turns if not turn.wait_for]
+    assert len(free) == NUM_CONCURRENT
+    assert len(load.turns) == 20 * len(INPUT_TOKENS)
+    last = [turn.next for turn in load.turns[-20:]]
+    assert set(last) == {Next.END}
+    assert load.turns[20].context is load.turns[0].context

@@ -46,7 +46,15 @@ def control_call(driver: Driver, rng: random.Random) -> None:
         (1, lambda: edit("prefetch", ranged)),
         (2, lambda: edit("evict")),
         (1, lambda: edit("evict", ranged)),
-        (2, lambda: driver.call("set_lease", ttl=rng.choice([0, 2, 30]), **target)),
+        (
+            2,
+            lambda: driver.call(
+                "set_lease",
+                ttl=rng.choice([0, 2, 30]),
+                expected_resume_s=rng.choice([None, 1, 20]),
+                **target,
+            ),
+        ),
         (1, lambda: driver.call("free_session", tree=rng.random() < 0.5, **target)),
         (1, lambda: driver.call("get_session", **target)),
         (1, lambda: driver.call("get_stats")),
