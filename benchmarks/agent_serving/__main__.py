@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.agent_serving.comparison import ServingComparison, compare
+from benchmarks.agent_serving.model import agrees, modelled_ttft
 from benchmarks.agent_serving.rates import Rates, measure_rates
 from benchmarks.agent_serving.scenario import NUM_ROWS, Scenario, scenario
 from benchmarks.agent_serving.wrong_hints import WrongPolicy, wrong_sessions
@@ -69,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(f"\n{table({'': compared.pool}, ROWS)}\n")
     print(_ratio_lines(compared))
+    modelled = modelled_ttft(planned, outcome.rates)
+    print(f"by the model: {', '.join(sorted(modelled, key=modelled.__getitem__))}")
     if options.json:
         summary = {
             "benchmark": "agent_serving",
@@ -76,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "workload": planned.as_json(),
             "wrong_session_names": sorted(wrong),
             "rates": asdict(outcome.rates),
+            "modelled_ttft_mean_s": modelled,
+            "model_agrees": agrees(modelled, compared.mean_ttfts()),
             "repeats": options.repeats,
             "seed": options.seed,
             "vllm": outcome.version,

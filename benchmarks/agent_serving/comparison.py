@@ -62,6 +62,12 @@ class ServingComparison:
             self.pool.runs, key=lambda kind: self.pool.median(kind).ttft_mean_s
         )
 
+    def mean_ttfts(self) -> dict[str, float]:
+        """Medians over the repeats."""
+        return {
+            kind.value: self.pool.median(kind).ttft_mean_s for kind in self.pool.runs
+        }
+
     def ratios(self) -> dict[str, list[float]]:
         """Each ratio in every repeat."""
         out = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from benchmarks.demo.workload import Next, Turn
 
@@ -67,7 +68,22 @@ def before_resuming(turn: Turn, run: str) -> ControlCall:
     return edit(turn.session, run, "prefetch")
 
 
-def resumptions(turns: Sequence[Turn]) -> dict[int, int]:
+class Caused(Protocol):
+    """A turn as far as it follows from others."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def session(self) -> str: ...
+    @property
+    def parent(self) -> str | None: ...
+    @property
+    def wait_for(self) -> tuple[int, ...]: ...
+    @property
+    def next(self) -> Next: ...
+
+
+def resumptions(turns: Sequence[Caused]) -> dict[int, int]:
     """Turns with which an agent resumes after its children, each with the turn after
     which it had begun to wait; both as indices into ``turns``, a whole workload."""
     found: dict[int, int] = {}

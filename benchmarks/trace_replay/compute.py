@@ -60,10 +60,11 @@ class Compute:
 
     @property
     def step_s(self) -> float:
-        """How long a step takes now."""
+        """How long a step takes that begins now."""
         if not self._decodes and not self._prefills:
             return self._service.idle_step_s
-        return self._decode_s + self._chunk / self._service.prefill_tokens_per_s
+        num_tokens = min(self._chunk, self.prefill_tokens)
+        return self._decode_s + num_tokens / self._service.prefill_tokens_per_s
 
     def prefill(self, num_tokens: int, then: Callable[[], None]) -> Work:
         """Calls ``then`` once ``num_tokens`` more prompt tokens are computed."""
@@ -93,7 +94,7 @@ class Compute:
         """Seconds until ``take_due`` has something, if nothing changes."""
         if not self._decodes and not self._prefills:
             return math.inf
-        return self._steps_to_next * self.step_s
+        return self._steps_to_next * self._full_step_s
 
     def advance(self, elapsed_s: float, *, is_next: bool) -> None:
         """Time has gone by.
@@ -104,7 +105,7 @@ class Compute:
         """
         if not self._decodes and not self._prefills:
             return
-        num_steps = elapsed_s / self.step_s if self.step_s else 0.0
+        num_steps = elapsed_s / self._full_step_s if self._full_step_s else 0.0
         if is_next:
             num_steps = self._steps_to_next
         if self._prefills:
@@ -131,6 +132,12 @@ class Compute:
         if self._prefills:
             steps = min(steps, max(0.0, self._prefills[0].left) / self._chunk)
         return steps
+
+    @property
+    def _full_step_s(self) -> float:
+        """A step that prefills as much as fits, which is what rates are made of: with
+        less to do it takes less time and does less, at the same rate."""
+        return self._decode_s + self._chunk / self._service.prefill_tokens_per_s
 
     @property
     def _chunk(self) -> float:

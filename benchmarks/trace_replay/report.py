@@ -67,8 +67,8 @@ def draw(
         if all(name in pools[size] for size in sizes):
             hits = [pools[size][name]["hit"] for size in sizes]
             is_limit = name.startswith("belady")
-            style = {"linestyle": "--"} if is_limit else {"marker": "o"}
-            axes.plot(_thousands(sizes), hits, label=label, **style)
+            style = "--" if is_limit else "o-"
+            axes.plot(_thousands(sizes), hits, style, label=label)
     axes.set_xlabel("GPU cache, thousand tokens")
     axes.set_ylabel("cached / input tokens")
     axes.set_title(title)

@@ -146,7 +146,8 @@ class SamPolicy(Policy):
     def num_kept(self) -> int:
         if self._rules is None:
             return super().num_kept()
-        queue = self._pool.free_block_queue
+        assert self.side.host is not None
+        queue = self.side.host.pool.free_queue
         return len(self._pool.blocks) - 1 - queue.num_unclaimed
 
     @override

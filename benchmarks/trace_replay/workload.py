@@ -14,12 +14,8 @@ from dataclasses import dataclass, field, replace
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import BlockHash, hash_block_tokens, init_none_hash
 
-from benchmarks.demo.workload import (
-    SHARED_PREFIX_TOKENS,
-    Next,
-    TraceRow,
-)
-from benchmarks.demo.workload import build_workload as plan
+from benchmarks.demo.workload import Next, TraceRow, build_workload
+from benchmarks.demo.workload import Workload as Plan
 
 VOCAB_SIZE = 32_000
 
@@ -92,20 +88,25 @@ class Workload:
 
 def agents(rows: Sequence[TraceRow], *, block_size: int) -> Workload:
     """Coding agents with their sub-agents, closed loop."""
-    planned = plan(
+    plan = build_workload(
         rows,
         num_rows=len(rows),
         token_divisor=1,
         gap_divisor=1.0,
         vocab_size=VOCAB_SIZE,
     )
+    return of_plan(plan, block_size=block_size)
+
+
+def of_plan(plan: Plan, *, block_size: int) -> Workload:
+    """What live servers are asked, with content of its own."""
     contexts: dict[str, Context] = {}
     turns = []
-    for turn in planned.turns:
+    for turn in plan.turns:
         context = contexts.setdefault(turn.stream, Context(turn.stream))
         if turn.parent and turn.stream == turn.session:
             context.shared = f"shared by {turn.parent}"
-            context.num_shared = SHARED_PREFIX_TOKENS
+            context.num_shared = plan.shared_tokens
         turns.append(
             Turn(
                 index=turn.index,
