@@ -317,10 +317,10 @@ class HostTier(SupportsSessionAwareKVManagement):
     ) -> OperationHandle:
         if self.state.remote is None:
             return OperationHandle(status=EditStatus.NOT_FOUND)
-        if edit_type is EditType.PREFETCH:
-            return self._operations.open(Recall, operation_id, session, ())
-        self._operations.cancel(session, offloads_only=False)
-        return self._operations.open(RemoteEvict, operation_id, session, ())
+        kind = Recall if edit_type is EditType.PREFETCH else RemoteEvict
+        if kind is RemoteEvict:
+            self._operations.cancel(session, offloads_only=False)
+        return self._operations.open(kind, operation_id, session, ())
 
     @override
     def forget(self, session: SessionKey) -> None:
