@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sam_connector.core.types import SessionKey
 from sam_connector.pooling.manifest import Manifest
@@ -10,14 +10,10 @@ from sam_connector.pooling.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A session's manifest was written, or ``reason`` says why not.
-
-    ``version`` is the manifest's; it answers calls that were given an earlier one, too.
-    """
+    """A session's manifest was written, or ``reason`` says why not."""
 
     session: SessionKey
     reason: str | None = None
-    version: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,15 +200,12 @@ class SessionPoolingManager:
         *,
         parent: SessionKey | None,
         lease_s: float,
-    ) -> int:
+    ) -> None:
         """Writes the session's manifest; one ``Published`` follows.
 
         One for several calls, if they come before the first is written.
-
-        Returns:
-            The manifest's version: this call is answered with that or a later one.
         """
-        return self._desk.publish(
+        self._desk.publish(
             self._manifest_key(session), contexts, parent=parent, lease_s=lease_s
         )
 

@@ -92,15 +92,10 @@ class ManifestDesk:
         *,
         parent: SessionKey | None,
         lease_s: float,
-    ) -> int:
-        """Writes a manifest; one for several calls that come before it is written.
-
-        Returns:
-            Its version: a ``Published`` with that or a later one answers the call.
-        """
+    ) -> None:
+        """Writes a manifest; one for several calls that come before it is written."""
         session, now = key.session, self._wall_clock()
         with self._lock:
-            version = self._versions.next(session, now)
             is_new = session not in self._publications
             reason = self._refusal() if is_new else None
             if reason is None:
@@ -110,14 +105,13 @@ class ManifestDesk:
                     block_sizes=self._block_sizes,
                     parent=parent,
                     lease_until=now + lease_s if lease_s > 0 else 0.0,
-                    version=version,
+                    version=self._versions.next(session, now),
                 )
                 self._publications[session] = _Publication(key, manifest)
         if reason is not None:
-            self._tell(Published(session, reason, version))
+            self._tell(Published(session, reason))
         elif is_new:
             self._calls.submit(lambda: self._write(session))
-        return version
 
     def recall(self, key: ManifestKey) -> int:
         """Reads a manifest."""
@@ -157,13 +151,13 @@ class ManifestDesk:
         """Whoever still waits is told; the thread has ended before."""
         with self._lock:
             self._is_closed = True
-            publications = list(self._publications.items())
+            publications = list(self._publications)
             waiting = list(self._open.values())
             self._publications.clear()
             self._open.clear()
         reason = "the engine ends"
-        for session, publication in publications:
-            self._tell(Published(session, reason, publication.manifest.version))
+        for session in publications:
+            self._tell(Published(session, reason))
         for refuse in waiting:
             self._tell(refuse(reason))
         if self._manifests is not None:
@@ -228,7 +222,7 @@ class ManifestDesk:
             if is_current and is_last:
                 del self._publications[session]
         if is_current and is_last:
-            self._tell(Published(session, reason, publication.manifest.version))
+            self._tell(Published(session, reason))
             return
         # A later turn's took its place meanwhile, or it is tried again.
         delay_s = self._config.retry_s * 2 ** (publication.num_attempts - 1)
@@ -293,9 +287,8 @@ class ManifestDesk:
             is_over = publication is not None and publication.manifest.version < version
             if is_over:
                 del self._publications[key.session]
-        if publication is not None and is_over:
-            reason = "the session has ended"
-            self._tell(Published(key.session, reason, publication.manifest.version))
+        if is_over:
+            self._tell(Published(key.session, "the session has ended"))
         if self._manifests is None:
             return Ended(ticket, is_known)
         read = self._read_record(key)

@@ -44,8 +44,7 @@ class StoreSessions:
         self._spm = spm
         self._shape = shape
         self._leases = SessionLeases()
-        #: With the version of the manifest that each waits for.
-        self._announcing: dict[SessionKey, list[tuple[int, OnAnnounced]]] = {}
+        self._announcing: dict[SessionKey, list[OnAnnounced]] = {}
         self._recalls: dict[int, OnRecalled] = {}
         self._ends: dict[int, OnEnded] = {}
 
@@ -59,7 +58,8 @@ class StoreSessions:
         lease_s = (
             max((c.deadline for c in contexts), default=0.0) - self._state.clock.now()
         )
-        version = self._spm.publish(
+        self._announcing.setdefault(session, []).append(waiter)
+        self._spm.publish(
             session,
             [
                 ManifestContext(
@@ -73,7 +73,6 @@ class StoreSessions:
             parent=directory.parent_of(session),
             lease_s=max(0.0, lease_s),
         )
-        self._announcing.setdefault(session, []).append((version, waiter))
 
     def recall(self, session: SessionKey, waiter: OnRecalled) -> None:
         """Reads what other engines have written of a session."""
@@ -144,7 +143,8 @@ class StoreSessions:
         for event in self._spm.take_events():
             match event:
                 case Published():
-                    self._on_published(event)
+                    for waiter in self._announcing.pop(event.session, ()):
+                        waiter(event.reason)
                 case Recalled():
                     recalled = self._recalls.pop(event.ticket, None)
                     if recalled is not None:
@@ -153,16 +153,6 @@ class StoreSessions:
                     ended = self._ends.pop(event.ticket, None)
                     if ended is not None:
                         ended(event.found, event.reason)
-
-    def _on_published(self, event: Published) -> None:
-        """Whoever waits for a later turn's manifest goes on waiting."""
-        waiting = self._announcing.pop(event.session, [])
-        later = [pair for pair in waiting if pair[0] > event.version]
-        if later:
-            self._announcing[event.session] = later
-        for version, waiter in waiting:
-            if version <= event.version:
-                waiter(event.reason)
 
     def set_lease(self, session: SessionKey, context_id: int, deadline: float) -> None:
         """A context's lease; the store keeps a session's values for the longest."""
