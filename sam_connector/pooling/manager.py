@@ -195,12 +195,12 @@ class SessionPoolingManager:
         *,
         parent: SessionKey | None,
         lease_s: float,
-    ) -> None:
-        """Writes the session's manifest; one ``Published`` follows.
+    ) -> int:
+        """Writes the session's manifest; one ``Published`` with this ticket follows.
 
         One for several calls, if they come before the first is written.
         """
-        self._desk.publish(
+        return self._desk.publish(
             self._manifest_key(session), contexts, parent=parent, lease_s=lease_s
         )
 

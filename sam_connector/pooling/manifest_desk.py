@@ -37,10 +37,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Publication:
-    """A manifest that waits to be written; a later one takes its place."""
+    """A manifest that waits to be written; a later one takes its place and ticket."""
 
     key: ManifestKey
     manifest: Manifest
+    ticket: int
     num_attempts: int = 0
 
 
@@ -92,11 +93,16 @@ class ManifestDesk:
         *,
         parent: SessionKey | None,
         lease_s: float,
-    ) -> None:
-        """Writes a manifest; one for several calls that come before it is written."""
+    ) -> int:
+        """Writes a manifest; one for several calls that come before it is written.
+
+        Those have one ticket, and one answer.
+        """
         session, now = key.session, self._wall_clock()
         with self._lock:
-            is_new = session not in self._publications
+            waiting = self._publications.get(session)
+            is_new = waiting is None
+            ticket = next(self._tickets) if waiting is None else waiting.ticket
             reason = self._refusal() if is_new else None
             if reason is None:
                 manifest = Manifest(
@@ -107,11 +113,12 @@ class ManifestDesk:
                     lease_until=now + lease_s if lease_s > 0 else 0.0,
                     version=self._versions.next(session, now),
                 )
-                self._publications[session] = _Publication(key, manifest)
+                self._publications[session] = _Publication(key, manifest, ticket)
         if reason is not None:
-            self._tell(Published(session, reason))
+            self._tell(Published(session, reason, ticket))
         elif is_new:
             self._calls.submit(lambda: self._write(session))
+        return ticket
 
     def recall(self, key: ManifestKey) -> int:
         """Reads a manifest."""
@@ -151,13 +158,14 @@ class ManifestDesk:
         """Whoever still waits is told; the thread has ended before."""
         with self._lock:
             self._is_closed = True
-            publications = list(self._publications)
+            publications = list(self._publications.values())
             waiting = list(self._open.values())
             self._publications.clear()
             self._open.clear()
         reason = "the engine ends"
-        for session in publications:
-            self._tell(Published(session, reason))
+        for publication in publications:
+            session = publication.manifest.session
+            self._tell(Published(session, reason, publication.ticket))
         for refuse in waiting:
             self._tell(refuse(reason))
         if self._manifests is not None:
@@ -222,7 +230,7 @@ class ManifestDesk:
             if is_current and is_last:
                 del self._publications[session]
         if is_current and is_last:
-            self._tell(Published(session, reason))
+            self._tell(Published(session, reason, publication.ticket))
             return
         # A later turn's took its place meanwhile, or it is tried again.
         delay_s = self._config.retry_s * 2 ** (publication.num_attempts - 1)
@@ -284,11 +292,13 @@ class ManifestDesk:
         with self._lock:
             # What was to be published before is over as well; a turn after it is not.
             publication = self._publications.get(key.session)
-            is_over = publication is not None and publication.manifest.version < version
-            if is_over:
+            if publication is not None and publication.manifest.version < version:
                 del self._publications[key.session]
-        if is_over:
-            self._tell(Published(key.session, "the session has ended"))
+            else:
+                publication = None
+        if publication is not None:
+            reason = "the session has ended"
+            self._tell(Published(key.session, reason, publication.ticket))
         if self._manifests is None:
             return Ended(ticket, is_known)
         read = self._read_record(key)

@@ -44,7 +44,7 @@ class StoreSessions:
         self._spm = spm
         self._shape = shape
         self._leases = SessionLeases()
-        self._announcing: dict[SessionKey, list[OnAnnounced]] = {}
+        self._announcing: dict[int, list[OnAnnounced]] = {}
         self._recalls: dict[int, OnRecalled] = {}
         self._ends: dict[int, OnEnded] = {}
 
@@ -58,8 +58,7 @@ class StoreSessions:
         lease_s = (
             max((c.deadline for c in contexts), default=0.0) - self._state.clock.now()
         )
-        self._announcing.setdefault(session, []).append(waiter)
-        self._spm.publish(
+        ticket = self._spm.publish(
             session,
             [
                 ManifestContext(
@@ -73,6 +72,8 @@ class StoreSessions:
             parent=directory.parent_of(session),
             lease_s=max(0.0, lease_s),
         )
+        # Several of a session share a ticket until the manifest is written.
+        self._announcing.setdefault(ticket, []).append(waiter)
 
     def recall(self, session: SessionKey, waiter: OnRecalled) -> None:
         """Reads what other engines have written of a session."""
@@ -143,7 +144,7 @@ class StoreSessions:
         for event in self._spm.take_events():
             match event:
                 case Published():
-                    for waiter in self._announcing.pop(event.session, ()):
+                    for waiter in self._announcing.pop(event.ticket, ()):
                         waiter(event.reason)
                 case Recalled():
                     recalled = self._recalls.pop(event.ticket, None)
