@@ -356,9 +356,17 @@ class SessionPoolingManager:
 
     def _refresh(self) -> None:
         """Keep-alive: what is due by now, but no more than keeps others waiting."""
+        self._tidy()
         for _ in range(_MAX_BATCHES):
             if not self._refresh_batch():
                 return
+
+    def _tidy(self) -> None:
+        """Little by little: look-ups want the lock as well."""
+        is_untidy = True
+        while is_untidy and not self._is_closed:
+            with self._shared.lock:
+                is_untidy = self._shared.tracker.tidy()
 
     def _refresh_batch(self) -> bool:
         """Returns whether more may be due."""

@@ -42,6 +42,31 @@ def test_what_is_not_in_the_store_belongs_to_nobody() -> None:
     tracker.check_integrity()
 
 
+def test_what_very_many_share_is_gone_at_once_and_tidied_up_later() -> None:
+    tracker = SessionKeyTracker()
+    sessions = [session(str(n)) for n in range(3_000)]
+    for name in sessions:
+        tracker.add(name, chunks("ab"))
+    tracker.drop_chunks(chunks("a"))
+
+    assert tracker.num_sessions(chunk("a")) == 0
+    assert tracker.num_chunks == tracker.num_shared == 1
+    assert {letters(tracker.chunks_of(name)) for name in sessions} == {"b"}
+    tracker.check_integrity()
+    # Written again, before its first loss was made up for.
+    tracker.add(sessions[0], chunks("a"))
+    tracker.add(sessions[-1], chunks("a"))
+    tracker.remove(sessions[-1])
+    num_tidied = 1
+    while tracker.tidy():
+        num_tidied += 1
+        tracker.check_integrity()
+    assert num_tidied > 1
+    assert letters(tracker.chunks_of(sessions[0])) == "ab"
+    assert {letters(tracker.chunks_of(name)) for name in sessions[1:-1]} == {"b"}
+    tracker.check_integrity()
+
+
 def test_the_tail_behind_the_longest_shared_prefix() -> None:
     tracker = SessionKeyTracker()
     tracker.add(session("s"), chunks("abcd"))
