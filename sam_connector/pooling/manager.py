@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sam_connector.core.clock import Clock
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 
 _MAX_CLOSE_S = 2.0
+
+#: Long enough for another thread to get a lock that is wanted again at once.
+_PAUSE_S = 0.0005
 
 #: Of values that are refreshed in one go.
 _MAX_BATCHES = 16
@@ -166,6 +169,11 @@ class SessionPoolingManager:
         with shared.lock:
             for forgotten in shared.tracker.add(session, chunks):
                 shared.keep_alive.set_lease(forgotten, 0.0)
+
+    def retain(self, session: SessionKey, wanted: Container[Chunk]) -> None:
+        """The session names nothing besides these: the rest is not kept for it."""
+        with self._shared.lock:
+            self._shared.tracker.retain(session, wanted)
 
     def set_lease(self, session: SessionKey, expire_at: float) -> None:
         """Keeps the session's values alive until ``expire_at``; 0 for no longer."""
@@ -367,6 +375,8 @@ class SessionPoolingManager:
         while is_untidy and not self._is_closed:
             with self._shared.lock:
                 is_untidy = self._shared.tracker.tidy()
+            if is_untidy:
+                time.sleep(_PAUSE_S)
 
     def _refresh_batch(self) -> bool:
         """Returns whether more may be due."""

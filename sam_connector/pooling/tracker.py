@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from sam_connector.core.types import SessionKey
 from sam_connector.errors import IntegrityError
 from sam_connector.pooling.key_space import Chunk
-
 
 #: (session, chunk) pairs that are tidied up in one go.
 _MAX_TIDIED = 1_000
@@ -66,6 +65,17 @@ class SessionKeyTracker:
             self.remove(oldest)
             forgotten.append(oldest)
         return forgotten
+
+    def retain(self, session: SessionKey, wanted: Container[Chunk]) -> None:
+        """The session has nothing besides these any more."""
+        known = self._chunks.get(session, {})
+        for chunk in [chunk for chunk in known if chunk not in wanted]:
+            del known[chunk]
+            self._num_entries -= 1
+            if self._has(session, chunk):
+                self._unlink(chunk, session)
+        if not known:
+            self._chunks.pop(session, None)
 
     def remove(self, session: SessionKey) -> list[Chunk]:
         """The session has nothing any more; returns what is orphaned by it."""

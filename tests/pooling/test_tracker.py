@@ -42,6 +42,21 @@ def test_what_is_not_in_the_store_belongs_to_nobody() -> None:
     tracker.check_integrity()
 
 
+def test_what_a_session_does_not_name_any_more_is_not_its() -> None:
+    tracker = SessionKeyTracker()
+    tracker.add(session("s"), chunks("abc"))
+    tracker.add(session("u"), chunks("b"))
+    tracker.retain(session("s"), set(chunks("cd")))
+    tracker.retain(session("v"), set(chunks("a")))
+    assert letters(tracker.chunks_of(session("s"))) == "c"
+    assert letters(tracker.chunks_of(session("u"))) == "b"
+    assert not tracker.is_known(chunk("a"))
+    tracker.check_integrity()
+    tracker.retain(session("s"), ())
+    assert session("s") not in tracker
+    tracker.check_integrity()
+
+
 def test_what_very_many_share_is_gone_at_once_and_tidied_up_later() -> None:
     tracker = SessionKeyTracker()
     sessions = [session(str(n)) for n in range(3_000)]
@@ -115,6 +130,11 @@ class AgainstSets(RuleBasedStateMachine):
         gone = self.model.pop(session(name), set())
         others = set().union(*self.model.values()) if self.model else set()
         assert set(letters(self.tracker.remove(session(name)))) == gone - others
+
+    @rule(name=NAMES, text=TEXTS)
+    def retain(self, name: str, text: str) -> None:
+        self.tracker.retain(session(name), set(chunks(text)))
+        self.model.setdefault(session(name), set()).intersection_update(text)
 
     @rule(text=TEXTS)
     def drop(self, text: str) -> None:

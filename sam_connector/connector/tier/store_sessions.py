@@ -58,6 +58,8 @@ class StoreSessions:
         lease_s = (
             max((c.deadline for c in contexts), default=0.0) - self._state.clock.now()
         )
+        # The last value of a sequence that has grown is named by nobody.
+        self._spm.retain(session, self._num_blocks(contexts))
         ticket = self._spm.publish(
             session,
             [
@@ -161,7 +163,17 @@ class StoreSessions:
 
     def num_blocks_of(self, session: SessionKey) -> int:
         """Blocks of a session that are known to be in the store."""
-        return sum(
-            self._shape.num_blocks[group_id]
-            for group_id, _ in self._spm.chunks_of(session)
-        )
+        known = self._spm.chunks_of(session)
+        if not known:
+            return 0
+        num_blocks = self._num_blocks(self._state.directory.contexts_of(session))
+        return sum(num_blocks.get(chunk, 0) for chunk in known)
+
+    def _num_blocks(self, contexts: Sequence[ContextBlocks]) -> dict[Content, int]:
+        """How many blocks there are in each value of contexts."""
+        return {
+            value.chunk: len(value.hashes)
+            for context in contexts
+            for group_id, hashes in context.block_hashes.items()
+            for value in self._shape.values(group_id, hashes, context.block_start)
+        }

@@ -11,7 +11,7 @@ from sam_connector.core.clock import MonotonicClock
 from sam_connector.core.tiers import ContextBlocks
 from sam_connector.core.types import SessionKey
 from tests.pooling.bench import eventually, session
-from tests.pooling.pools import GROUP, Pool, block_hash
+from tests.pooling.pools import GROUP, Pool, block_hash, numbered
 
 S = session("s")
 
@@ -73,3 +73,15 @@ def test_turns_that_are_published_together_are_all_told() -> None:
         pool.open_gates()
         heard(pool, sessions)
         assert told == [None] * 3
+
+
+def test_the_last_value_of_a_sequence_that_has_grown_is_given_up() -> None:
+    with Pool() as pool:
+        sessions, directory = make(pool, size=4)
+        for num_blocks in range(1, 11):
+            directory.contexts = [list(range(num_blocks)), [0, 1, 2, 3, 99]]
+            last = [num_blocks - 1] if num_blocks % 4 else []
+            pool.spm.track(S, numbered(*range(3, num_blocks, 4), *last, 99))
+            sessions.announce(S, lambda reason: None)
+            assert sessions.num_blocks_of(S) == num_blocks + 1
+        assert set(pool.spm.chunks_of(S)) == set(numbered(3, 7, 9, 99))
