@@ -15,7 +15,6 @@ from sam_connector.pooling.calls import CallThread
 from sam_connector.pooling.config import PoolingConfig
 from sam_connector.pooling.events import Ended, PoolEvent, Published, Recalled
 from sam_connector.pooling.manifest import (
-    MAX_VERSION,
     Manifest,
     ManifestContext,
     ManifestError,
@@ -25,6 +24,7 @@ from sam_connector.pooling.manifest import (
 )
 from sam_connector.storage.key import ManifestKey
 from sam_connector.storage.port import (
+    MAX_VERSION,
     ManifestRead,
     ManifestRecord,
     ManifestStore,
@@ -251,7 +251,12 @@ class ManifestDesk:
         self.counts["manifests_written"] += outcome is WriteOutcome.DONE
         if outcome is WriteOutcome.OUTDATED:
             # By a clock ahead of ours, perhaps: the next turn must be the later one.
-            self._read_record(publication.key)
+            read = self._read_record(publication.key)
+            if read.record is not None and not self._is_usable(
+                publication.key, read.record
+            ):
+                self._outrun(publication.key.session, read.record.version)
+                return "what is there instead is not usable"
         # What a newer turn has written, or the session's end, is what others should
         # see.
         if outcome in (WriteOutcome.DONE, WriteOutcome.OUTDATED):
@@ -277,7 +282,7 @@ class ManifestDesk:
         if read.record is None or read.record.is_tombstone:
             return Recalled(ticket)
         try:
-            manifest = decode(read.record.data, key.session, self._config.manifest)
+            manifest = self._decode(key, read.record)
             self._check_groups(manifest)
         except ManifestError as error:
             logger.warning("a manifest in the store is not usable: %s", error)
@@ -305,19 +310,40 @@ class ManifestDesk:
         is_there = read.record is not None and not read.record.is_tombstone
         if not (is_known or is_there or read.outcome is Outcome.FAILED):
             return Ended(ticket)
-        if read.record is not None:
-            version = min(MAX_VERSION, max(version, read.record.version + 1))
-        self._outrun(key.session, version)
-        outcome = self._manifests.write(
-            key,
-            ManifestRecord(version, b""),
-            ttl_s=self._config.tombstone_ttl_s,
-            deadline=self._deadline(),
-        )
-        if outcome in (WriteOutcome.FULL, WriteOutcome.FAILED):
-            reason = "the store did not take the session's end"
-            return Ended(ticket, is_known or is_there, reason)
-        return Ended(ticket, found=is_known or is_there)
+        reason: str | None = "the store did not take the session's end"
+        for _ in range(self._config.max_attempts):
+            if read.record is not None:
+                version = min(MAX_VERSION, max(version, read.record.version + 1))
+            self._outrun(key.session, version)
+            outcome = self._manifests.write(
+                key,
+                ManifestRecord(version, b""),
+                ttl_s=self._config.tombstone_ttl_s,
+                deadline=self._deadline(),
+            )
+            if outcome is WriteOutcome.DONE:
+                reason = None
+            if outcome is not WriteOutcome.OUTDATED:
+                break
+            read = self._read_record(key)
+            if read.record is not None and read.record.is_tombstone:
+                reason = None  # another's, and as good
+                break
+        return Ended(ticket, is_known or is_there, reason)
+
+    def _decode(self, key: ManifestKey, record: ManifestRecord) -> Manifest:
+        """Raises ``ManifestError`` as ``decode``, or if the version is another."""
+        manifest = decode(record.data, key.session, self._config.manifest)
+        if manifest.version != record.version:
+            raise ManifestError(f"version {manifest.version} as {record.version}")
+        return manifest
+
+    def _is_usable(self, key: ManifestKey, record: ManifestRecord) -> bool:
+        """Whether it is a manifest or a tombstone."""
+        try:
+            return record.is_tombstone or bool(self._decode(key, record))
+        except ManifestError:
+            return False
 
     def _outrun(self, session: SessionKey, version: int) -> None:
         """A turn after the end stays the later one, whatever the end's version is."""
