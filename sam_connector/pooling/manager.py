@@ -42,6 +42,9 @@ _PAUSE_S = 0.0005
 #: Of values that are refreshed in one go.
 _MAX_BATCHES = 16
 
+#: Manifests that are refreshed in one go, each with a call of its own.
+_MAX_MANIFESTS = 64
+
 
 @dataclass(slots=True)
 class _Shared:
@@ -367,6 +370,11 @@ class SessionPoolingManager:
         self._tidy()
         for _ in range(_MAX_BATCHES):
             if not self._refresh_batch():
+                break
+        for _ in range(_MAX_MANIFESTS):
+            with self._shared.lock:
+                session = self._shared.keep_alive.next_session(self._clock.now())
+            if session is None or not self._desk.touch(self._manifest_key(session)):
                 return
 
     def _tidy(self) -> None:

@@ -149,6 +149,19 @@ class ManifestDesk:
 
         return self._call(end, lambda ticket, reason: Ended(ticket, is_known, reason))
 
+    def touch(self, key: ManifestKey) -> bool:
+        """Lets a manifest live on; to be called by the thread.
+
+        Returns:
+            Whether the store has answered.
+        """
+        if self._manifests is None:
+            return False
+        outcome = self._manifests.touch(
+            key, ttl_s=self._config.manifest_ttl_s, deadline=self._deadline()
+        )
+        return outcome is not Outcome.FAILED
+
     def clear(self) -> None:
         """What was known of versions is void."""
         with self._lock:
@@ -302,8 +315,9 @@ class ManifestDesk:
             else:
                 publication = None
         if publication is not None:
-            reason = "the session has ended"
-            self._tell(Published(key.session, reason, publication.ticket))
+            self._tell(
+                Published(key.session, "the session has ended", publication.ticket)
+            )
         if self._manifests is None:
             return Ended(ticket, is_known)
         read = self._read_record(key)

@@ -396,3 +396,14 @@ def test_the_loss_of_what_very_many_share_keeps_no_look_up_waiting() -> None:
 
         assert longest < 0.3
         eventually(lambda: pool.spm.stats()["store_sessions"] == 0)
+
+
+def test_a_leased_session_s_manifest_is_kept_alive() -> None:
+    with Pool(quick(manifest_ttl_s=1.0, keep_alive_interval_s=0.1)) as pool:
+        for owner in (S, session("free")):
+            pool.publish(owner, 1)
+            pool.event()
+        pool.spm.set_lease(S, time.monotonic() + 60)
+        eventually(lambda: pool.manifests.record(session("free")) is None)
+        time.sleep(0.5)
+        assert pool.manifests.record(S) is not None
