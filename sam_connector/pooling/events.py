@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sam_connector.core.types import SessionKey
 from sam_connector.pooling.manifest import Manifest
@@ -10,10 +10,15 @@ from sam_connector.pooling.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A session's manifest was written, or ``reason`` says why not."""
+    """A session's manifest was written, or ``reason`` says why not.
+
+    ``ticket`` tells one publication of a session from the next; what is said of
+    them is equal without it.
+    """
 
     session: SessionKey
     reason: str | None = None
+    ticket: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ class KeepAlive:
 
     The work is spread: at any time as large a share of the sessions has been refreshed
     as of the interval has passed. A chunk that several sessions share is refreshed
-    once. Pure: time is an argument, and what is due is returned. Not thread-safe.
+    once, and so is a session's manifest. Pure: time is an argument, and what is due is
+    returned. Not thread-safe.
 
     Args:
         tracker: knows the sessions' chunks.
@@ -29,6 +30,8 @@ class KeepAlive:
         self._num_in_round = 0
         #: Chunks that are due.
         self._due: list[Chunk] = []
+        #: Sessions whose manifests are due; a dict for its order.
+        self._due_sessions: dict[SessionKey, None] = {}
         #: Shared chunks that were due in this round.
         self._seen: set[Chunk] = set()
 
@@ -40,7 +43,7 @@ class KeepAlive:
         if expire_at:
             self._expire_at[session] = expire_at
         else:
-            self._expire_at.pop(session, None)
+            self._forget(session)
 
     def is_leased(self, session: SessionKey, now: float) -> bool:
         return self._expire_at.get(session, 0.0) > now
@@ -49,6 +52,16 @@ class KeepAlive:
         self._expire_at.clear()
         self._sessions.clear()
         self._due.clear()
+        self._due_sessions.clear()
+
+    def next_session(self, now: float) -> SessionKey | None:
+        """Whose manifest to refresh now; sessions come as their chunks do."""
+        while self._due_sessions:
+            session = next(iter(self._due_sessions))
+            del self._due_sessions[session]
+            if self.is_leased(session, now):
+                return session
+        return None
 
     def due(self, now: float, max_chunks: int) -> list[Chunk]:
         """Chunks to refresh now; what exceeds ``max_chunks`` stays due."""
@@ -76,14 +89,19 @@ class KeepAlive:
 
     def _add(self, session: SessionKey, now: float) -> None:
         if not self.is_leased(session, now):
-            self._expire_at.pop(session, None)
+            self._forget(session)
             return
+        self._due_sessions[session] = None
         for chunk in self._tracker.chunks_of(session):
             if self._tracker.num_sessions(chunk) > 1:
                 if chunk in self._seen:
                     continue
                 self._seen.add(chunk)
             self._due.append(chunk)
+
+    def _forget(self, session: SessionKey) -> None:
+        self._expire_at.pop(session, None)
+        self._due_sessions.pop(session, None)
 
     def _is_wanted(self, chunk: Chunk, now: float) -> bool:
         return any(self.is_leased(s, now) for s in self._tracker.sessions_of(chunk))

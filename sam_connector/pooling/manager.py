@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sam_connector.core.clock import Clock
@@ -36,8 +36,14 @@ _TICK_S = 0.25
 
 _MAX_CLOSE_S = 2.0
 
+#: Long enough for another thread to get a lock that is wanted again at once.
+_PAUSE_S = 0.0005
+
 #: Of values that are refreshed in one go.
 _MAX_BATCHES = 16
+
+#: Manifests that are refreshed in one go, each with a call of its own.
+_MAX_MANIFESTS = 64
 
 
 @dataclass(slots=True)
@@ -172,6 +178,11 @@ class SessionPoolingManager:
             for forgotten in shared.tracker.add(session, chunks):
                 shared.keep_alive.set_lease(forgotten, 0.0)
 
+    def retain(self, session: SessionKey, wanted: Container[Chunk]) -> None:
+        """The session names nothing besides these: the rest is not kept for it."""
+        with self._shared.lock:
+            self._shared.tracker.retain(session, wanted)
+
     def set_lease(self, session: SessionKey, expire_at: float) -> None:
         """Keeps the session's values alive until ``expire_at``; 0 for no longer."""
         with self._shared.lock:
@@ -200,12 +211,12 @@ class SessionPoolingManager:
         *,
         parent: SessionKey | None,
         lease_s: float,
-    ) -> None:
-        """Writes the session's manifest; one ``Published`` follows.
+    ) -> int:
+        """Writes the session's manifest; one ``Published`` with this ticket follows.
 
         One for several calls, if they come before the first is written.
         """
-        self._desk.publish(
+        return self._desk.publish(
             self._manifest_key(session), contexts, parent=parent, lease_s=lease_s
         )
 
@@ -373,9 +384,24 @@ class SessionPoolingManager:
 
     def _refresh(self) -> None:
         """Keep-alive: what is due by now, but no more than keeps others waiting."""
+        self._tidy()
         for _ in range(_MAX_BATCHES):
             if not self._refresh_batch():
+                break
+        for _ in range(_MAX_MANIFESTS):
+            with self._shared.lock:
+                session = self._shared.keep_alive.next_session(self._clock.now())
+            if session is None or not self._desk.touch(self._manifest_key(session)):
                 return
+
+    def _tidy(self) -> None:
+        """Little by little: look-ups want the lock as well."""
+        is_untidy = True
+        while is_untidy and not self._is_closed:
+            with self._shared.lock:
+                is_untidy = self._shared.tracker.tidy()
+            if is_untidy:
+                time.sleep(_PAUSE_S)
 
     def _refresh_batch(self) -> bool:
         """Returns whether more may be due."""

@@ -16,6 +16,7 @@ import xxhash
 
 from sam_connector.core.types import BlockHash, GroupId, SessionKey
 from sam_connector.errors import SamError
+from sam_connector.storage.port import MAX_VERSION
 
 _FORMAT = 1
 _CHECKSUM_BYTES = 8
@@ -25,9 +26,6 @@ _HASH_BYTES = range(8, 513)
 
 _MAX_GROUPS = 64
 _MAX_ID_LENGTH = 4_096
-
-#: Scripts in stores calculate with doubles, which count no further.
-MAX_VERSION = (1 << 53) - 1
 
 
 class ManifestError(SamError, ValueError):

@@ -15,7 +15,6 @@ from sam_connector.pooling.calls import CallThread
 from sam_connector.pooling.config import PoolingConfig
 from sam_connector.pooling.events import Ended, PoolEvent, Published, Recalled
 from sam_connector.pooling.manifest import (
-    MAX_VERSION,
     Manifest,
     ManifestContext,
     ManifestError,
@@ -25,6 +24,7 @@ from sam_connector.pooling.manifest import (
 )
 from sam_connector.storage.key import ManifestKey
 from sam_connector.storage.port import (
+    MAX_VERSION,
     ManifestRead,
     ManifestRecord,
     ManifestStore,
@@ -37,10 +37,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Publication:
-    """A manifest that waits to be written; a later one takes its place."""
+    """A manifest that waits to be written; a later one takes its place and ticket."""
 
     key: ManifestKey
     manifest: Manifest
+    ticket: int
     num_attempts: int = 0
 
 
@@ -92,11 +93,16 @@ class ManifestDesk:
         *,
         parent: SessionKey | None,
         lease_s: float,
-    ) -> None:
-        """Writes a manifest; one for several calls that come before it is written."""
+    ) -> int:
+        """Writes a manifest; one for several calls that come before it is written.
+
+        Those have one ticket, and one answer.
+        """
         session, now = key.session, self._wall_clock()
         with self._lock:
-            is_new = session not in self._publications
+            waiting = self._publications.get(session)
+            is_new = waiting is None
+            ticket = next(self._tickets) if waiting is None else waiting.ticket
             reason = self._refusal() if is_new else None
             if reason is None:
                 manifest = Manifest(
@@ -107,11 +113,12 @@ class ManifestDesk:
                     lease_until=now + lease_s if lease_s > 0 else 0.0,
                     version=self._versions.next(session, now),
                 )
-                self._publications[session] = _Publication(key, manifest)
+                self._publications[session] = _Publication(key, manifest, ticket)
         if reason is not None:
-            self._tell(Published(session, reason))
+            self._tell(Published(session, reason, ticket))
         elif is_new:
             self._calls.submit(lambda: self._write(session))
+        return ticket
 
     def recall(self, key: ManifestKey) -> int:
         """Reads a manifest."""
@@ -142,6 +149,19 @@ class ManifestDesk:
 
         return self._call(end, lambda ticket, reason: Ended(ticket, is_known, reason))
 
+    def touch(self, key: ManifestKey) -> bool:
+        """Lets a manifest live on; to be called by the thread.
+
+        Returns:
+            Whether the store has answered.
+        """
+        if self._manifests is None:
+            return False
+        outcome = self._manifests.touch(
+            key, ttl_s=self._config.manifest_ttl_s, deadline=self._deadline()
+        )
+        return outcome is not Outcome.FAILED
+
     def clear(self) -> None:
         """What was known of versions is void."""
         with self._lock:
@@ -151,13 +171,14 @@ class ManifestDesk:
         """Whoever still waits is told; the thread has ended before."""
         with self._lock:
             self._is_closed = True
-            publications = list(self._publications)
+            publications = list(self._publications.values())
             waiting = list(self._open.values())
             self._publications.clear()
             self._open.clear()
         reason = "the engine ends"
-        for session in publications:
-            self._tell(Published(session, reason))
+        for publication in publications:
+            session = publication.manifest.session
+            self._tell(Published(session, reason, publication.ticket))
         for refuse in waiting:
             self._tell(refuse(reason))
         if self._manifests is not None:
@@ -222,7 +243,7 @@ class ManifestDesk:
             if is_current and is_last:
                 del self._publications[session]
         if is_current and is_last:
-            self._tell(Published(session, reason))
+            self._tell(Published(session, reason, publication.ticket))
             return
         # A later turn's took its place meanwhile, or it is tried again.
         delay_s = self._config.retry_s * 2 ** (publication.num_attempts - 1)
@@ -243,7 +264,12 @@ class ManifestDesk:
         self.counts["manifests_written"] += outcome is WriteOutcome.DONE
         if outcome is WriteOutcome.OUTDATED:
             # By a clock ahead of ours, perhaps: the next turn must be the later one.
-            self._read_record(publication.key)
+            read = self._read_record(publication.key)
+            if read.record is not None and not self._is_usable(
+                publication.key, read.record
+            ):
+                self._outrun(publication.key.session, read.record.version)
+                return "what is there instead is not usable"
         # What a newer turn has written, or the session's end, is what others should
         # see.
         if outcome in (WriteOutcome.DONE, WriteOutcome.OUTDATED):
@@ -269,7 +295,7 @@ class ManifestDesk:
         if read.record is None or read.record.is_tombstone:
             return Recalled(ticket)
         try:
-            manifest = decode(read.record.data, key.session, self._config.manifest)
+            manifest = self._decode(key, read.record)
             self._check_groups(manifest)
         except ManifestError as error:
             logger.warning("a manifest in the store is not usable: %s", error)
@@ -284,30 +310,54 @@ class ManifestDesk:
         with self._lock:
             # What was to be published before is over as well; a turn after it is not.
             publication = self._publications.get(key.session)
-            is_over = publication is not None and publication.manifest.version < version
-            if is_over:
+            if publication is not None and publication.manifest.version < version:
                 del self._publications[key.session]
-        if is_over:
-            self._tell(Published(key.session, "the session has ended"))
+            else:
+                publication = None
+        if publication is not None:
+            self._tell(
+                Published(key.session, "the session has ended", publication.ticket)
+            )
         if self._manifests is None:
             return Ended(ticket, is_known)
         read = self._read_record(key)
         is_there = read.record is not None and not read.record.is_tombstone
         if not (is_known or is_there or read.outcome is Outcome.FAILED):
             return Ended(ticket)
-        if read.record is not None:
-            version = min(MAX_VERSION, max(version, read.record.version + 1))
-        self._outrun(key.session, version)
-        outcome = self._manifests.write(
-            key,
-            ManifestRecord(version, b""),
-            ttl_s=self._config.tombstone_ttl_s,
-            deadline=self._deadline(),
-        )
-        if outcome in (WriteOutcome.FULL, WriteOutcome.FAILED):
-            reason = "the store did not take the session's end"
-            return Ended(ticket, is_known or is_there, reason)
-        return Ended(ticket, found=is_known or is_there)
+        reason: str | None = "the store did not take the session's end"
+        for _ in range(self._config.max_attempts):
+            if read.record is not None:
+                version = min(MAX_VERSION, max(version, read.record.version + 1))
+            self._outrun(key.session, version)
+            outcome = self._manifests.write(
+                key,
+                ManifestRecord(version, b""),
+                ttl_s=self._config.tombstone_ttl_s,
+                deadline=self._deadline(),
+            )
+            if outcome is WriteOutcome.DONE:
+                reason = None
+            if outcome is not WriteOutcome.OUTDATED:
+                break
+            read = self._read_record(key)
+            if read.record is not None and read.record.is_tombstone:
+                reason = None  # another's, and as good
+                break
+        return Ended(ticket, is_known or is_there, reason)
+
+    def _decode(self, key: ManifestKey, record: ManifestRecord) -> Manifest:
+        """Raises ``ManifestError`` as ``decode``, or if the version is another."""
+        manifest = decode(record.data, key.session, self._config.manifest)
+        if manifest.version != record.version:
+            raise ManifestError(f"version {manifest.version} as {record.version}")
+        return manifest
+
+    def _is_usable(self, key: ManifestKey, record: ManifestRecord) -> bool:
+        """Whether it is a manifest or a tombstone."""
+        try:
+            return record.is_tombstone or bool(self._decode(key, record))
+        except ManifestError:
+            return False
 
     def _outrun(self, session: SessionKey, version: int) -> None:
         """A turn after the end stays the later one, whatever the end's version is."""

@@ -149,12 +149,16 @@ class WriteOutcome(enum.Enum):
     FAILED = enum.auto()
 
 
+#: Scripts in stores calculate with doubles, which count no further.
+MAX_VERSION = (1 << 53) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestRecord:
     """What is stored under a manifest's name.
 
     Attributes:
-        version: grows with every turn of the session.
+        version: grows with every turn of the session; at most ``MAX_VERSION``.
         data: the manifest; empty for a tombstone.
     """
 

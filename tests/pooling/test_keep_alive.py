@@ -117,3 +117,26 @@ def test_a_lease_that_ends_while_its_chunks_are_due_is_not_refreshed() -> None:
     assert letters(keep_alive.due(10.0, 2)) == "ab"
     keep_alive.set_lease(session("s"), 0.0)
     assert run(keep_alive, 10.25, 30.0) == ""
+
+
+def test_every_leased_session_s_manifest_is_due_once_in_an_interval() -> None:
+    keep_alive, _ = make(s="ab", u="ab", v="c")
+    keep_alive.set_lease(session("bare"), 1_000.0)
+    keep_alive.due(0.0, 100)
+    for round_ in range(2):
+        found = []
+        for quarter in range(1, 42):
+            now = round_ * 10.25 + 0.25 * quarter
+            keep_alive.due(now, 100)
+            while (due := keep_alive.next_session(now)) is not None:
+                found.append(due.session_id)
+        assert Counter(found) == Counter(["s", "u", "v", "bare"])
+
+
+def test_a_manifest_is_due_only_as_long_as_the_lease_lasts() -> None:
+    keep_alive, _ = make(s="a", u="b")
+    keep_alive.due(0.0, 100)
+    keep_alive.due(10.0, 100)
+    keep_alive.set_lease(session("s"), 0.0)
+    assert keep_alive.next_session(10.0) == session("u")
+    assert keep_alive.next_session(10.0) is None

@@ -378,3 +378,32 @@ def test_every_call_has_exactly_one_event_whatever_happens(seed: int) -> None:
             told = Counter(e.session for e in events[index] if isinstance(e, Published))
             assert told.keys() == published[index].keys()
             assert all(told[name] <= published[index][name] for name in told)
+
+
+def test_the_loss_of_what_very_many_share_keeps_no_look_up_waiting() -> None:
+    shared, other = numbered(*range(300)), numbered(10**6)
+    with Pool(PoolingConfig(lookup_timeout_s=5.0)) as pool:
+        for n in range(5_000):
+            pool.spm.track(session(str(n)), shared)
+        pool.spm.lookup(shared)
+        longest, num_answers = 0.0, 0
+        while num_answers < 300:
+            begin = time.monotonic()
+            pool.spm.lookup(other)
+            num_answers = pool.spm.stats()["store_lookups"]
+            longest = max(longest, time.monotonic() - begin)
+            time.sleep(0.001)
+
+        assert longest < 0.3
+        eventually(lambda: pool.spm.stats()["store_sessions"] == 0)
+
+
+def test_a_leased_session_s_manifest_is_kept_alive() -> None:
+    with Pool(quick(manifest_ttl_s=1.0, keep_alive_interval_s=0.1)) as pool:
+        for owner in (S, session("free")):
+            pool.publish(owner, 1)
+            pool.event()
+        pool.spm.set_lease(S, time.monotonic() + 60)
+        eventually(lambda: pool.manifests.record(session("free")) is None)
+        time.sleep(0.5)
+        assert pool.manifests.record(S) is not None

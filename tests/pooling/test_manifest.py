@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sam_connector.core.types import BlockHash, GroupId, SessionKey
 from sam_connector.errors import SamError
 from sam_connector.pooling.manifest import (
-    MAX_VERSION,
     Manifest,
     ManifestContext,
     ManifestError,
@@ -20,6 +19,7 @@ from sam_connector.pooling.manifest import (
     decode,
     encode,
 )
+from sam_connector.storage.port import MAX_VERSION
 from tests.pooling.bench import session
 from tests.pooling.pools import GROUP, block_hash, context
 

@@ -42,6 +42,46 @@ def test_what_is_not_in_the_store_belongs_to_nobody() -> None:
     tracker.check_integrity()
 
 
+def test_what_a_session_does_not_name_any_more_is_not_its() -> None:
+    tracker = SessionKeyTracker()
+    tracker.add(session("s"), chunks("abc"))
+    tracker.add(session("u"), chunks("b"))
+    tracker.retain(session("s"), set(chunks("cd")))
+    tracker.retain(session("v"), set(chunks("a")))
+    assert letters(tracker.chunks_of(session("s"))) == "c"
+    assert letters(tracker.chunks_of(session("u"))) == "b"
+    assert not tracker.is_known(chunk("a"))
+    tracker.check_integrity()
+    tracker.retain(session("s"), ())
+    assert session("s") not in tracker
+    tracker.check_integrity()
+
+
+def test_what_very_many_share_is_gone_at_once_and_tidied_up_later() -> None:
+    tracker = SessionKeyTracker()
+    sessions = [session(str(n)) for n in range(3_000)]
+    for name in sessions:
+        tracker.add(name, chunks("ab"))
+    tracker.drop_chunks(chunks("a"))
+
+    assert tracker.num_sessions(chunk("a")) == 0
+    assert tracker.num_chunks == tracker.num_shared == 1
+    assert {letters(tracker.chunks_of(name)) for name in sessions} == {"b"}
+    tracker.check_integrity()
+    # Written again, before its first loss was made up for.
+    tracker.add(sessions[0], chunks("a"))
+    tracker.add(sessions[-1], chunks("a"))
+    tracker.remove(sessions[-1])
+    num_tidied = 1
+    while tracker.tidy():
+        num_tidied += 1
+        tracker.check_integrity()
+    assert num_tidied > 1
+    assert letters(tracker.chunks_of(sessions[0])) == "ab"
+    assert {letters(tracker.chunks_of(name)) for name in sessions[1:-1]} == {"b"}
+    tracker.check_integrity()
+
+
 def test_the_tail_behind_the_longest_shared_prefix() -> None:
     tracker = SessionKeyTracker()
     tracker.add(session("s"), chunks("abcd"))
@@ -90,6 +130,11 @@ class AgainstSets(RuleBasedStateMachine):
         gone = self.model.pop(session(name), set())
         others = set().union(*self.model.values()) if self.model else set()
         assert set(letters(self.tracker.remove(session(name)))) == gone - others
+
+    @rule(name=NAMES, text=TEXTS)
+    def retain(self, name: str, text: str) -> None:
+        self.tracker.retain(session(name), set(chunks(text)))
+        self.model.setdefault(session(name), set()).intersection_update(text)
 
     @rule(text=TEXTS)
     def drop(self, text: str) -> None:

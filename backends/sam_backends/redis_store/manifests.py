@@ -9,6 +9,7 @@ from sam_backends.redis_store.runner import Runner
 from sam_connector.errors import StoreError, StoreFull
 from sam_connector.storage.key import ManifestKey
 from sam_connector.storage.port import (
+    MAX_VERSION,
     ManifestRead,
     ManifestRecord,
     ManifestStore,
@@ -23,7 +24,7 @@ _DIGITS = 20
 _WRITE = b"""
 local known = redis.pcall('GETRANGE', KEYS[1], 0, 19)
 if type(known) == 'string' and #known == 20 and string.match(known, '^%d+$')
-  and known >= ARGV[1] then return 0 end
+  and known >= ARGV[1] and known <= ARGV[4] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])
 return 1
 """
@@ -58,9 +59,12 @@ class RedisManifests(ManifestStore):
         deadline: float,
     ) -> WriteOutcome:
         version = f"{record.version:0{_DIGITS}d}"
-        if len(version) > _DIGITS or record.version < 0:
+        if not 0 <= record.version <= MAX_VERSION:
             raise ValueError(f"version {record.version} is out of range")
-        command = ("EVAL", _WRITE, 1, str(key), version, record.data, millis(ttl_s))
+        command = (
+            *("EVAL", _WRITE, 1, str(key)),
+            *(version, record.data, millis(ttl_s), f"{MAX_VERSION:0{_DIGITS}d}"),
+        )
         [reply] = self._runner.run([command], deadline)
         if isinstance(reply, StoreFull):
             return WriteOutcome.FULL
@@ -82,6 +86,8 @@ class RedisManifests(ManifestStore):
         if len(reply) < _DIGITS or len(reply) > _DIGITS + max_bytes:
             return ManifestRead(Outcome.MISSING)
         record = ManifestRecord(int(reply[:_DIGITS]), reply[_DIGITS:])
+        if record.version > MAX_VERSION:
+            return ManifestRead(Outcome.MISSING)
         return ManifestRead(Outcome.DONE, record)
 
     @override

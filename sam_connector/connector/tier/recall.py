@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 from typing_extensions import override
 
 from sam_connector.connector.tier.jobs import Job
-from sam_connector.connector.tier.operations import Operation
+from sam_connector.connector.tier.operations import ContextBlock, Operation
 from sam_connector.connector.tier.prefetch import Prefetch
 from sam_connector.connector.tier.state import TierState
+from sam_connector.core.slot_pool import Slot
 from sam_connector.core.tiers import ContextBlocks, OperationHandle
 from sam_connector.core.types import BlockHash, EditStatus, GroupId, SessionKey
 from sam_connector.pooling.manifest import Manifest
@@ -22,7 +24,9 @@ class Recall(Prefetch):
 
     What its blocks are says its manifest, which is never believed about what a block
     holds: only what has been read under its own hash counts, and only what is in the
-    engine's cache in the end becomes a session here.
+    engine's cache in the end becomes a session here. Nor about how much there is: one
+    context is begun at a time, the one used last first, and of each no more than the
+    engine's cache can hold.
     """
 
     def __init__(
@@ -34,6 +38,8 @@ class Recall(Prefetch):
         super().__init__(state, session, ())
         self._manifest: Manifest | None = None
         self._contexts: list[ContextBlocks] = []
+        #: Those that nothing was begun of yet, the next at the front.
+        self._todo: deque[ContextBlocks] = deque()
         self._is_asking = True
         self.is_found = False
         assert state.remote is not None
@@ -42,7 +48,7 @@ class Recall(Prefetch):
     @property
     @override
     def has_more(self) -> bool:
-        return self._is_asking or super().has_more
+        return self._is_asking or bool(self._todo) or super().has_more
 
     @property
     @override
@@ -58,8 +64,36 @@ class Recall(Prefetch):
             return
         self.is_found = True
         self._manifest = manifest
-        self._contexts = _fitting(manifest, self._state.gpu.num_blocks)
-        self._add(self._contexts)
+        for context in reversed(manifest.contexts):
+            self.num_requested += sum(map(len, context.hashes.values()))
+            self._todo.append(ContextBlocks(block_hashes=context.hashes))
+
+    @override
+    def advance(self, budget: int, max_looks: int) -> int:
+        if self._todo and not super().has_more:
+            self._begin(self._todo.popleft())
+        return super().advance(budget, max_looks)
+
+    def _begin(self, context: ContextBlocks) -> None:
+        """Goes on with a context, as far as it can be one."""
+        limit = self._state.gpu.num_blocks
+        fitting = ContextBlocks(
+            block_hashes={
+                # No sequence has a block twice.
+                group_id: list(dict.fromkeys(itertools.islice(hashes, limit)))
+                for group_id, hashes in context.block_hashes.items()
+            }
+        )
+        self._contexts.append(fitting)
+        num_requested = self.num_requested
+        self._add([fitting])
+        self.num_requested = num_requested  # all of it was counted before
+
+    @override
+    def _load(self, wanted: list[tuple[ContextBlock, Slot]]) -> None:
+        if self._state.gpu.num_takeable(len(wanted)) < len(wanted):
+            self._todo.clear()
+        super()._load(wanted)
 
     @override
     def end(self) -> OperationHandle:
@@ -84,7 +118,7 @@ class Recall(Prefetch):
                 )
                 for group_id, hashes in context.block_hashes.items()
             }
-            for context in self._contexts
+            for context in reversed(self._contexts)
         ]
         found = [blocks for blocks in contexts if any(blocks.values())]
         state.directory.adopt(
@@ -99,19 +133,6 @@ class Recall(Prefetch):
 
     def _is_in_engine(self, group_id: GroupId, block_hash: BlockHash) -> bool:
         return self._state.gpu.find((group_id, block_hash)) is not None
-
-
-def _fitting(manifest: Manifest, room: int) -> list[ContextBlocks]:
-    """What an engine's cache of ``room`` blocks can hold, the latest context first.
-
-    A manifest comes from outside, and this is work of the engine's thread.
-    """
-    found: list[ContextBlocks] = []
-    for context in reversed(manifest.contexts):
-        hashes = {group_id: of[:room] for group_id, of in context.hashes.items()}
-        room -= max(map(len, hashes.values()), default=0)
-        found.append(ContextBlocks(block_hashes=hashes))
-    return found[::-1]
 
 
 class RemoteEvict(Operation):

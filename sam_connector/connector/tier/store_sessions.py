@@ -44,7 +44,7 @@ class StoreSessions:
         self._spm = spm
         self._shape = shape
         self._leases = SessionLeases()
-        self._announcing: dict[SessionKey, list[OnAnnounced]] = {}
+        self._announcing: dict[int, list[OnAnnounced]] = {}
         self._recalls: dict[int, OnRecalled] = {}
         self._ends: dict[int, OnEnded] = {}
 
@@ -58,8 +58,9 @@ class StoreSessions:
         lease_s = (
             max((c.deadline for c in contexts), default=0.0) - self._state.clock.now()
         )
-        self._announcing.setdefault(session, []).append(waiter)
-        self._spm.publish(
+        # The last value of a sequence that has grown is named by nobody.
+        self._spm.retain(session, self._num_blocks(contexts))
+        ticket = self._spm.publish(
             session,
             [
                 ManifestContext(
@@ -73,6 +74,8 @@ class StoreSessions:
             parent=directory.parent_of(session),
             lease_s=max(0.0, lease_s),
         )
+        # Several of a session share a ticket until the manifest is written.
+        self._announcing.setdefault(ticket, []).append(waiter)
 
     def recall(self, session: SessionKey, waiter: OnRecalled) -> None:
         """Reads what other engines have written of a session."""
@@ -143,7 +146,7 @@ class StoreSessions:
         for event in self._spm.take_events():
             match event:
                 case Published():
-                    for waiter in self._announcing.pop(event.session, ()):
+                    for waiter in self._announcing.pop(event.ticket, ()):
                         waiter(event.reason)
                 case Recalled():
                     recalled = self._recalls.pop(event.ticket, None)
@@ -160,7 +163,17 @@ class StoreSessions:
 
     def num_blocks_of(self, session: SessionKey) -> int:
         """Blocks of a session that are known to be in the store."""
-        return sum(
-            self._shape.num_blocks[group_id]
-            for group_id, _ in self._spm.chunks_of(session)
-        )
+        known = self._spm.chunks_of(session)
+        if not known:
+            return 0
+        num_blocks = self._num_blocks(self._state.directory.contexts_of(session))
+        return sum(num_blocks.get(chunk, 0) for chunk in known)
+
+    def _num_blocks(self, contexts: Sequence[ContextBlocks]) -> dict[Content, int]:
+        """How many blocks there are in each value of contexts."""
+        return {
+            value.chunk: len(value.hashes)
+            for context in contexts
+            for group_id, hashes in context.block_hashes.items()
+            for value in self._shape.values(group_id, hashes, context.block_start)
+        }

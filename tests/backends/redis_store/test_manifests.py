@@ -9,6 +9,7 @@ import pytest
 
 from sam_backends.redis_store import open_store
 from sam_connector.storage.port import (
+    MAX_VERSION,
     ManifestRead,
     ManifestRecord,
     ManifestStore,
@@ -30,7 +31,8 @@ def plain(own_redis: Server) -> Iterator[ManifestStore]:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"", b"x", b"z" * 30, b"9" * 19, b"9" * 19 + b"x", b"\xff" * 40]
+    "garbage",
+    [b"", b"x", b"z" * 30, b"9" * 19, b"9" * 19 + b"x", b"\xff" * 40, b"9" * 25],
 )
 def test_garbage_is_missing_and_written_over(
     own_redis: Server, plain: ManifestStore, garbage: bytes
@@ -56,7 +58,7 @@ def test_another_type_under_our_name_is_written_over(
     assert written is WriteOutcome.DONE
 
 
-@pytest.mark.parametrize("version", [-1, 10**20])
+@pytest.mark.parametrize("version", [-1, MAX_VERSION + 1, 10**20])
 def test_versions_have_bounds(plain: ManifestStore, version: int) -> None:
     with pytest.raises(ValueError, match="version"):
         plain.write(_KEY, ManifestRecord(version, b"x"), ttl_s=9, deadline=soon())
