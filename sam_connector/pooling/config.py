@@ -17,7 +17,8 @@ class PoolingConfig:
         lookup_timeout_s: how long a look-up is told to ask again.
         positive_ttl_s: how long a value that is there is believed to stay.
         negative_ttl_s: how long one that is not is believed not to come.
-        call_timeout_s: for each call to the store.
+        call_timeout_s: for each call to the store; look-ups may be answered so late,
+            for those who ask next.
         manifest_ttl_s: life of a manifest after it was written or refreshed.
         tombstone_ttl_s: how long a session that has ended stays ended for writes
             that are older.
@@ -40,7 +41,7 @@ class PoolingConfig:
     tombstone_ttl_s: float = 3_600.0
     max_attempts: int = 3
     retry_s: float = 0.1
-    max_batch: int = 1_000
+    max_batch: int = 2_000
     max_open: int = 4_096
     max_tracked: int = 4_194_304
     max_versions: int = 65_536

@@ -39,5 +39,10 @@ class KeySpace:
             for part in range(self.num_parts[group_id])
         ]
 
+    @property
+    def max_keys(self) -> int:
+        """Most values that one chunk consists of."""
+        return self.num_ranks * max(self.num_parts.values(), default=1)
+
     def manifest_key(self, session: SessionKey) -> ManifestKey:
         return ManifestKey(session, self.fingerprint)

@@ -53,21 +53,32 @@ class ExistenceCache:
     def num_questions(self) -> int:
         return len(self._questions)
 
-    def lookup(self, chunks: Sequence[Chunk], now: float) -> list[bool | None]:
+    def lookup(
+        self, chunks: Sequence[Chunk], now: float, *, can_wait: bool = True
+    ) -> list[bool | None]:
         """What is known of ``chunks``; ``None`` while it is being found out.
 
-        What follows a chunk that is missing is not asked for.
+        What follows a chunk that is missing is not asked for, or not any more.
+
+        Args:
+            chunks: of one prefix, in order.
+            now: the time.
+            can_wait: otherwise what is not known counts as missing at once; it is
+                asked for all the same.
         """
+        can_wait = can_wait and self._deadline_s > 0
         answers: list[bool | None] = []
         for chunk in chunks:
             known = self._answers.get(chunk)
             if known is None or (known.is_there is not None and now >= known.expire_at):
-                self._ask(chunk, now)
-                answers.append(None if self._deadline_s > 0 else False)
+                self._ask(chunk, now + self._deadline_s if can_wait else now)
+                answers.append(None if can_wait else False)
             elif known.is_there is None and now < known.expire_at:
                 answers.append(None)
             else:
                 answers.append(bool(known.is_there))
+                if known.is_there is False:
+                    self._withdraw(chunks[len(answers) :])
                 if not known.is_there:
                     break
         answers += [False] * (len(chunks) - len(answers))
@@ -124,9 +135,15 @@ class ExistenceCache:
         self._answers.clear()
         self._questions.clear()
 
-    def _ask(self, chunk: Chunk, now: float) -> None:
-        self._insert(chunk, _Answer(None, now + self._deadline_s))
+    def _ask(self, chunk: Chunk, wait_until: float) -> None:
+        self._insert(chunk, _Answer(None, wait_until))
         self._questions[chunk] = None
+
+    def _withdraw(self, chunks: Sequence[Chunk]) -> None:
+        """Nobody can use them: a block's hash covers all the blocks before it."""
+        for chunk in chunks:
+            if chunk in self._questions:
+                del self._questions[chunk], self._answers[chunk]
 
     def _set(self, chunk: Chunk, is_there: bool, now: float) -> None:
         ttl_s = self._positive_ttl_s if is_there else self._negative_ttl_s

@@ -56,11 +56,8 @@ class _Shared:
     keys: KeySpace
     lock: threading.Lock = field(default_factory=threading.Lock)
     counts: Counter[str] = field(default_factory=Counter)
-
-    def batch_of(self, config: PoolingConfig) -> int:
-        """Chunks to ask for in one call; each is a value of every rank, or several."""
-        num_parts = max(self.keys.num_parts.values(), default=1)
-        return max(1, config.max_batch // (self.keys.num_ranks * num_parts))
+    #: Since when a question to the store has been under way.
+    asked_at: float | None = None
 
 
 class SessionPoolingManager:
@@ -139,8 +136,12 @@ class SessionPoolingManager:
         lives how long: asking is not using.
         """
         shared = self._shared
+        now, patience_s = self._clock.now(), self._config.lookup_timeout_s
         with shared.lock:
-            answers = shared.answers.lookup(chunks, self._clock.now())
+            asked_at = shared.asked_at
+            # Who asks now would wait behind what takes too long already.
+            can_wait = asked_at is None or now < asked_at + patience_s
+            answers = shared.answers.lookup(chunks, now, can_wait=can_wait)
             must_ask = shared.answers.num_questions and not self._is_asking
             if must_ask:
                 self._is_asking = True
@@ -325,24 +326,27 @@ class SessionPoolingManager:
         finally:
             with self._shared.lock:
                 self._is_asking = False
+                self._shared.asked_at = None
 
     def _ask_all(self) -> None:
         shared = self._shared
+        # Requests have given up long before; but to connect takes several round trips,
+        # and an answer that is late is one for whoever asks next.
+        timeout_s = max(self._config.lookup_timeout_s, self._config.call_timeout_s)
         while not self._is_closed:
             with shared.lock:
-                chunks = shared.answers.take_questions(shared.batch_of(self._config))
+                names = shared.keys
+                chunks = shared.answers.take_questions(self._max_chunks(names))
                 generation = shared.answers.generation
                 if not chunks:
                     self._is_asking = False
                     return
-                keys = {chunk: shared.keys.keys(chunk) for chunk in chunks}
-            # Requests are told "no" after ``lookup_timeout_s``, whatever this takes:
-            # a late answer serves the next, and a far store is not one that is down.
-            found = self._all_done(
-                keys, self._store.exists, self._config.call_timeout_s
-            )
+                shared.asked_at = self._clock.now()
+            keys = {chunk: names.keys(chunk) for chunk in chunks}
+            found = self._all_done(keys, self._store.exists, timeout_s)
             now = self._clock.now()
             with shared.lock:
+                shared.asked_at = None
                 missing = [
                     chunk
                     for chunk, is_there in found.items()
@@ -408,8 +412,8 @@ class SessionPoolingManager:
         shared = self._shared
         now = self._clock.now()
         with shared.lock:
-            batch = shared.batch_of(self._config)
-            chunks = shared.keep_alive.due(now, batch)
+            max_chunks = self._max_chunks(shared.keys)
+            chunks = shared.keep_alive.due(now, max_chunks)
             keys = {chunk: shared.keys.keys(chunk) for chunk in chunks}
         if not chunks:
             return False
@@ -430,7 +434,7 @@ class SessionPoolingManager:
             # The store was emptied, or had no room: nothing is there to be kept.
             shared.tracker.drop_chunks(missing)
             shared.answers.note_missing(missing, now)
-        return len(chunks) == batch
+        return len(chunks) == max_chunks
 
     def _delete(self, names: Sequence[StoreKey]) -> str | None:
         """Returns why not all of it was deleted."""
@@ -448,6 +452,10 @@ class SessionPoolingManager:
     def _complain(self, reason: str | None) -> None:
         if reason is not None:
             logger.warning("a purge is incomplete: %s", reason)
+
+    def _max_chunks(self, keys: KeySpace) -> int:
+        """Of one call: what a store has to do is counted in values."""
+        return max(1, self._config.max_batch // keys.max_keys)
 
     def _manifest_key(self, session: SessionKey) -> ManifestKey:
         with self._shared.lock:

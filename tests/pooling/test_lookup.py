@@ -46,6 +46,25 @@ def test_what_follows_a_gap_is_not_asked_for() -> None:
     assert letters(cache.take_questions(100)) == "a"
 
 
+def test_what_follows_a_gap_that_is_found_is_not_asked_for_any_more() -> None:
+    cache = make()
+    cache.lookup(chunks("abcd"), 0.0)
+    [first] = cache.take_questions(1)
+    cache.answer(first, False, 0.01, cache.generation)
+    assert cache.lookup(chunks("abcd"), 0.02) == [False] * 4
+    assert cache.take_questions(100) == []
+    cache.lookup(chunks("b"), 0.02)
+    assert letters(cache.take_questions(100)) == "b"
+
+
+def test_who_cannot_wait_is_told_at_once_and_the_question_is_asked() -> None:
+    cache = make()
+    cache.lookup(chunks("a"), 0.0)
+    assert cache.lookup(chunks("ab"), 0.01, can_wait=False) == [None, False]
+    assert cache.lookup(chunks("b"), 0.01) == [False]
+    assert letters(cache.take_questions(100)) == "ab"
+
+
 def test_nobody_waits_longer_than_the_deadline() -> None:
     cache = make()
     cache.lookup(chunks("a"), 0.0)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 from typing_extensions import override
 
-from sam_backends.redis_store.runner import Command, Reply, Runner
+from sam_backends.redis_store.runner import Argument, Command, Reply, Runner
 from sam_connector.errors import StoreError, StoreFull
 from sam_connector.storage.key import StoreKey
 from sam_connector.storage.port import (
@@ -31,9 +32,30 @@ _MAX_KEYS = 1_000
 #: A thousand years; a server refuses what does not fit its clock.
 _MAX_TTL_MS = 1_000 * 365 * 86_400_000
 
-#: Lengthens the lives of keys and says which there are, as a string of 0 and 1.
+
+class _Script(NamedTuple):
+    """Says something of each of its keys, as a string of 0 and 1."""
+
+    text: bytes
+    sha: str
+
+    @classmethod
+    def of(cls, text: bytes) -> Self:
+        return cls(text, hashlib.sha1(text, usedforsecurity=False).hexdigest())
+
+
+#: Which keys there are. A command for each takes several times as long.
+_EXISTS = _Script.of(b"""
+local answer = {}
+for i, key in ipairs(KEYS) do
+  answer[i] = redis.call('EXISTS', key)
+end
+return table.concat(answer)
+""")
+
+#: Lengthens the lives of keys and says which there are.
 #: ``EXPIRE … GT`` alone cannot tell a key that is missing from one that lives longer.
-_TOUCH = b"""
+_TOUCH = _Script.of(b"""
 local answer = {}
 for i, key in ipairs(KEYS) do
   local left = redis.call('PTTL', key)
@@ -49,9 +71,7 @@ for i, key in ipairs(KEYS) do
   end
 end
 return table.concat(answer)
-"""
-
-_TOUCH_SHA = hashlib.sha1(_TOUCH, usedforsecurity=False).hexdigest()
+""")
 
 
 class RedisStore(StoreBackend):
@@ -87,8 +107,11 @@ class RedisStore(StoreBackend):
 
     @override
     def exists(self, keys: Sequence[StoreKey], *, deadline: float) -> BatchResult:
-        commands = [("EXISTS", str(key)) for key in keys]
-        return _result(self._runner.run(commands, deadline))
+        names = [str(key) for key in keys]
+        if not self._runner.has_scripts_over_many_keys:
+            commands = [("EXISTS", name) for name in names]
+            return _result(self._runner.run(commands, deadline))
+        return _result(self._run_script(_EXISTS, names, (), deadline))
 
     @override
     def touch(
@@ -98,12 +121,7 @@ class RedisStore(StoreBackend):
         names = [str(key) for key in keys]
         if not self._runner.has_scripts_over_many_keys:
             return self._touch_each(names, ttl_ms, deadline)
-        replies: list[Reply] = []
-        for start in range(0, len(names), _MAX_KEYS):
-            replies += self._touch_batch(
-                names[start : start + _MAX_KEYS], ttl_ms, deadline
-            )
-        return _result(replies)
+        return _result(self._run_script(_TOUCH, names, (ttl_ms,), deadline))
 
     @override
     def delete(self, keys: Sequence[StoreKey], *, deadline: float) -> BatchResult:
@@ -114,20 +132,33 @@ class RedisStore(StoreBackend):
     def close(self) -> None:
         self._runner.close()
 
-    def _touch_batch(
-        self, names: Sequence[str], ttl_ms: int, deadline: float
+    def _run_script(
+        self,
+        script: _Script,
+        names: Sequence[str],
+        arguments: Sequence[Argument],
+        deadline: float,
     ) -> list[Reply]:
-        """One script over many keys; the server is told it if it does not know it."""
-        rest: Command = (len(names), *names, ttl_ms)
-        [reply] = self._runner.run([("EVALSHA", _TOUCH_SHA, *rest)], deadline)
-        if isinstance(reply, StoreError) and str(reply).startswith("NOSCRIPT"):
-            [reply] = self._runner.run([("EVAL", _TOUCH, *rest)], deadline)
-        if not isinstance(reply, bytes) or len(reply) != len(names):
-            failure = reply if isinstance(reply, StoreError) else None
-            return [failure or StoreError(f"an answer of no sense: {reply!r}")] * len(
-                names
-            )
-        return [int(digit == ord("1")) for digit in reply]
+        """In one go; the server is told the script if it does not know it."""
+        shares = [
+            names[start : start + _MAX_KEYS]
+            for start in range(0, len(names), _MAX_KEYS)
+        ]
+        rests = [(len(share), *share, *arguments) for share in shares]
+        replies = self._runner.run(
+            [("EVALSHA", script.sha, *rest) for rest in rests], deadline
+        )
+        unknown = [n for n, reply in enumerate(replies) if _is_no_script(reply)]
+        if unknown:
+            again = [("EVAL", script.text, *rests[n]) for n in unknown]
+            told = self._runner.run(again, deadline)
+            for n, reply in zip(unknown, told, strict=True):
+                replies[n] = reply
+        return [
+            digit
+            for share, reply in zip(shares, replies, strict=True)
+            for digit in _digits(reply, len(share))
+        ]
 
     def _touch_each(
         self, names: Sequence[str], ttl_ms: int, deadline: float
@@ -155,6 +186,19 @@ def millis(ttl_s: float) -> int:
     if not ttl_s > 0 or not math.isfinite(ttl_s):
         raise ValueError(f"ttl_s must be more than 0 and finite; got {ttl_s}")
     return min(math.ceil(ttl_s * 1000), _MAX_TTL_MS)
+
+
+def _is_no_script(reply: Reply) -> bool:
+    return isinstance(reply, StoreError) and str(reply).startswith("NOSCRIPT")
+
+
+def _digits(reply: Reply, count: int) -> list[Reply]:
+    """A script's answer, key by key."""
+    if isinstance(reply, bytes) and len(reply) == count:
+        return [int(digit == ord("1")) for digit in reply]
+    if not isinstance(reply, StoreError):
+        reply = StoreError(f"an answer of no sense: {reply!r}")
+    return [reply] * count
 
 
 def _result(replies: Sequence[Reply]) -> BatchResult:

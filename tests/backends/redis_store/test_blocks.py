@@ -55,6 +55,24 @@ def test_only_what_should_changes_the_order_of_eviction(
     assert idle[1:] == [0, 0]
 
 
+def test_many_keys_are_asked_for_in_a_few_commands(
+    store: StoreBackend, proxy: FaultProxy
+) -> None:
+    keys = make_keys(2_500)
+    there = [n % 7 == 0 or n > 2_400 for n in range(2_500)]
+    entries = sources(
+        [key for key, is_there in zip(keys, there, strict=True) if is_there], 10
+    )
+    store.put(entries, ttl_s=100, deadline=soon())
+    outcomes = [DONE if is_there else MISSING for is_there in there]
+    store.exists(keys[:1], deadline=soon())
+    before = len(proxy.commands)
+    assert store.exists(keys, deadline=soon()).outcomes == outcomes
+    assert len(proxy.commands) - before == 3
+    assert store.touch(keys, ttl_s=100, deadline=soon()).outcomes == outcomes
+    store.delete(keys, deadline=soon())
+
+
 def test_the_server_forgets_scripts(own_redis: Server, plain: StoreBackend) -> None:
     keys = make_keys(2)
     plain.put(sources(keys[:1]), ttl_s=100, deadline=soon())
@@ -62,6 +80,7 @@ def test_the_server_forgets_scripts(own_redis: Server, plain: StoreBackend) -> N
         own_redis.do("SCRIPT", "FLUSH")
         touched = plain.touch(keys, ttl_s=100, deadline=soon())
         assert touched.outcomes == [DONE, MISSING]
+        assert plain.exists(keys, deadline=soon()).outcomes == [DONE, MISSING]
 
 
 def test_another_type_under_our_name_is_no_value(
