@@ -16,7 +16,13 @@ from sam_connector.pooling.config import PoolingConfig
 from sam_connector.pooling.events import PoolEvent
 from sam_connector.pooling.key_space import Chunk
 from sam_connector.pooling.manager import SessionPoolingManager
-from sam_connector.pooling.manifest import ManifestContext
+from sam_connector.pooling.manifest import (
+    Manifest,
+    ManifestContext,
+    ManifestLimits,
+    decode,
+    encode,
+)
 from sam_connector.storage.key import ManifestKey, StoreKey
 from sam_connector.storage.port import (
     BatchResult,
@@ -26,10 +32,11 @@ from sam_connector.storage.port import (
     Outcome,
     WriteOutcome,
 )
-from tests.pooling.bench import eventually, key_space
+from tests.pooling.bench import eventually, key_space, session
 
 GROUP = GroupId(0)
 KEYS = key_space()
+S = session("s")
 
 #: Longer than anything takes that does not hang.
 PATIENCE_S = 10.0
@@ -269,3 +276,22 @@ class Pool:
 
     def publish(self, owner: SessionKey, *numbers: int, lease_s: float = 60.0) -> None:
         self.spm.publish(owner, [context(*numbers)], parent=None, lease_s=lease_s)
+
+
+def stored(pool: Pool) -> Manifest | None:
+    """The session, as another engine would find it."""
+    record = pool.manifests.record(S)
+    if record is None or record.is_tombstone:
+        return None
+    return decode(record.data, S, ManifestLimits())
+
+
+def other_engines(*numbers: int, version: int) -> bytes:
+    return encode(
+        Manifest(
+            session=S,
+            contexts=[context(*numbers)],
+            block_sizes={GROUP: 16},
+            version=version,
+        )
+    )

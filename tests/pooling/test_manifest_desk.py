@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,33 +15,20 @@ from sam_connector.pooling.manifest import (
     Manifest,
     ManifestContext,
     ManifestLimits,
-    decode,
     encode,
 )
 from sam_connector.storage.port import MAX_VERSION, WriteOutcome
 from tests.pooling.bench import eventually, session
-from tests.pooling.pools import GROUP, KEYS, Pool, block_hash, context
-
-S = session("s")
-
-
-def stored(pool: Pool) -> Manifest | None:
-    """The session, as another engine would find it."""
-    record = pool.manifests.record(S)
-    if record is None or record.is_tombstone:
-        return None
-    return decode(record.data, S, ManifestLimits())
-
-
-def other_engines(*numbers: int, version: int) -> bytes:
-    return encode(
-        Manifest(
-            session=S,
-            contexts=[context(*numbers)],
-            block_sizes={GROUP: 16},
-            version=version,
-        )
-    )
+from tests.pooling.pools import (
+    GROUP,
+    KEYS,
+    Pool,
+    S,
+    block_hash,
+    context,
+    other_engines,
+    stored,
+)
 
 
 def test_a_session_that_is_published_is_found_by_another_engine() -> None:
@@ -255,48 +241,6 @@ def test_a_manifest_that_lies_is_none(lie: Callable[[], bytes]) -> None:
         pool.publish(S, 1)
         assert pool.event() == Published(S)
         assert stored(pool) is not None
-
-
-@pytest.mark.parametrize("version", [9_000_000, MAX_VERSION - 3])
-def test_what_is_not_usable_is_outrun(version: int) -> None:
-    with Pool() as pool:
-        pool.manifests.put(S, version, other_engines(1, version=5))
-        pool.publish(S, 1, 2)
-        assert pool.event() == Published(S)
-        found = stored(pool)
-        assert found is not None
-        assert found.contexts == [context(1, 2)]
-
-        ticket = pool.spm.end(S)
-        assert pool.event() == Ended(ticket, found=True)
-        assert stored(pool) is None
-
-
-def test_an_end_that_comes_too_late_is_tried_again_with_a_later_version() -> None:
-    """A turn is written between the look at what is there and the tombstone."""
-    with Pool() as pool:
-        write = pool.manifests.write
-
-        def interrupted(*args: Any, **more: Any) -> WriteOutcome:
-            pool.manifests.write = write  # type: ignore[method-assign]
-            pool.manifests.put(S, 9_000_000, other_engines(1, version=9_000_000))
-            return write(*args, **more)
-
-        pool.publish(S, 1)
-        pool.event()
-        pool.manifests.write = interrupted  # type: ignore[method-assign]
-        ticket = pool.spm.end(S)
-        assert pool.event() == Ended(ticket, found=True)
-        assert stored(pool) is None
-
-
-def test_an_end_that_nothing_can_outrun_says_so() -> None:
-    with Pool() as pool:
-        pool.manifests.put(S, MAX_VERSION, other_engines(1, version=MAX_VERSION))
-        pool.spm.end(S)
-        event = pool.event()
-        assert isinstance(event, Ended)
-        assert event.reason
 
 
 def test_a_manifest_of_the_end_of_time_stops_nobody() -> None:
