@@ -18,6 +18,7 @@ from sam_backends.redis_store.failures import (
     CLOSED,
     error_of_exception,
     error_of_reply,
+    reply_of_error,
 )
 from sam_backends.redis_store.runner import Command, Reply, Runner
 from sam_backends.redis_store.sockets import (
@@ -137,7 +138,8 @@ class ClientRunner(Runner):
 
     def _reply(self, reply: Any) -> Reply:
         if isinstance(reply, Exception):
-            return self._failure(reply)
+            is_none = reply_of_error(str(reply)) is None
+            return None if is_none else self._failure(reply)
         if isinstance(reply, bool):
             return int(reply)
         if isinstance(reply, str):

@@ -167,21 +167,25 @@ class DirectRunner(Runner):
     ) -> list[Reply]:
         """Does ``work``; what is not answered in the end has failed.
 
+        What answers too much is left, and the work goes on with the next connection.
+
         A connection that was idle may have been closed by the server meanwhile. If one
         breaks, the work goes on with another, unless it was new and of no use at all:
         then the server is down.
         """
         replies: list[Reply] = []
         error: StoreError | None = None
-        for _ in range(_MAX_CONNECTIONS_LOST):
-            if len(replies) == num_replies:
-                break
+        num_lost = 0
+        while len(replies) < num_replies and num_lost < _MAX_CONNECTIONS_LOST:
             num_before = len(replies)
-            link, error = self._take(deadline, must_be_new=error is not None)
+            link, error = self._take(deadline, must_be_new=num_lost > 0)
             if link is None:
                 break
             is_new = link.is_new
             error = self._do(link, work, replies, deadline)
+            if error is None:
+                continue
+            num_lost += 1
             if not isinstance(error, StoreUnavailable):
                 break
             if is_new and len(replies) == num_before:
@@ -200,9 +204,10 @@ class DirectRunner(Runner):
             return None
         except TimeoutError:
             return timed_out()
-        except ValueTooLong as error:
+        except ValueTooLong:
+            # The connection ends for it, but the server has answered.
             replies.append(None)
-            return cut(error)
+            return None
         except LinkError as error:
             return cut(error)
         finally:

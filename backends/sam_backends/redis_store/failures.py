@@ -17,6 +17,11 @@ CLOSED = StoreUnavailable("the store is closed")
 _DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH")
 
 
+def reply_of_error(message: str) -> StoreError | None:
+    """What an error reply is to us: of another type than ours there is no value."""
+    return None if message.startswith("WRONGTYPE") else error_of_reply(message)
+
+
 def error_of_reply(message: str) -> StoreError:
     """Of an error reply, which begins with a word in capitals."""
     if message.startswith("OOM"):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sam_backends.redis_store.failures import error_of_reply
+from sam_backends.redis_store.failures import reply_of_error
 from sam_backends.redis_store.runner import Argument, Reply
 
 #: Received at a time where small replies are expected.
@@ -23,9 +23,14 @@ _REPLY_BYTES = 65_536
 #: Most buffers in one system call.
 _MAX_BUFFERS = 512
 
-#: A value of another length than expected is read and thrown away up to this size;
-#: nothing longer than this is taken where a small reply is expected.
+#: A value of another length than expected is read and thrown away up to this size.
 _MAX_DRAIN_BYTES = 8 << 20
+
+#: Nothing longer is taken where no value is expected: the largest manifest and more.
+_MAX_REPLY_BYTES = 17 << 20
+
+#: What a kernel sends over a unix socket in one piece.
+_UNIX_PIECE_BYTES = 32 << 10
 
 #: Elements of an array: we ask for none with more.
 _MAX_ELEMENTS = 16
@@ -36,7 +41,7 @@ class LinkError(Exception):
 
 
 class ValueTooLong(LinkError):
-    """A value is there, of another length, and not worth reading to its end."""
+    """What is there has another length than it could, and is not worth reading."""
 
 
 class Link:
@@ -55,6 +60,7 @@ class Link:
         self._connection = connection  # keeps the socket open
         self._socket: socket.socket = connection._sock.raw
         self._socket.settimeout(None)
+        self._is_unix = self._socket.family == socket.AF_UNIX
         self._buffer = bytearray()
         self.deadline = 0.0
         self.is_new = True
@@ -67,13 +73,7 @@ class Link:
         views = [memoryview(buffer) for buffer in buffers]
         start = 0
         while start < len(views):
-            self._arm(socket.SO_SNDTIMEO)
-            try:
-                num_sent = self._socket.sendmsg(views[start : start + _MAX_BUFFERS])
-            except BlockingIOError as error:
-                raise TimeoutError from error
-            except OSError as error:
-                raise LinkError(str(error)) from error
+            num_sent = self._send(views[start : start + _MAX_BUFFERS])
             while start < len(views) and num_sent >= len(views[start]):
                 num_sent -= len(views[start])
                 start += 1
@@ -85,7 +85,7 @@ class Link:
         line = self._line(_REPLY_BYTES)
         kind, rest = line[:1], line[1:]
         if kind == b"-":
-            return error_of_reply(rest.decode("utf-8", "replace"))
+            return reply_of_error(rest.decode("utf-8", "replace"))
         if kind == b"+":
             return bytes(rest)
         if kind == b":":
@@ -94,8 +94,8 @@ class Link:
             length = self._int(rest)
             if length < 0:
                 return None
-            if length > _MAX_DRAIN_BYTES:
-                raise LinkError(f"a reply of {length} bytes")
+            if length > _MAX_REPLY_BYTES:
+                raise ValueTooLong(f"a reply of {length} bytes")
             data = bytearray(length + 2)
             self._fill([memoryview(data)])
             return bytes(data[:length])
@@ -105,7 +105,7 @@ class Link:
         """One reply that is an array of small ones, or an error."""
         line = self._line(_REPLY_BYTES)
         if line[:1] == b"-":
-            return [error_of_reply(line[1:].decode("utf-8", "replace"))]
+            return [reply_of_error(line[1:].decode("utf-8", "replace"))]
         count = self._int(line[1:])
         if line[:1] != b"*" or not 0 <= count <= _MAX_ELEMENTS:
             raise LinkError(f"a reply that begins with {bytes(line[:20])!r}")
@@ -117,7 +117,7 @@ class Link:
         # what is received in one piece goes to aligned memory.
         line = self._line(len(b"$%d\r\n" % num_bytes))
         if line[:1] == b"-":
-            return error_of_reply(line[1:].decode("utf-8", "replace"))
+            return reply_of_error(line[1:].decode("utf-8", "replace"))
         if line[:1] != b"$":
             raise LinkError(f"a reply that begins with {bytes(line[:20])!r}")
         length = self._int(line[1:])
@@ -133,6 +133,23 @@ class Link:
         return 1
 
     # --- internals ----------------------------------------------------------------
+
+    def _send(self, views: Sequence[memoryview]) -> int:
+        """Returns how many bytes were sent."""
+        self._arm(socket.SO_SNDTIMEO)
+        try:
+            if not self._is_unix:
+                return self._socket.sendmsg(views)
+            # Here the timeout is for each piece that the kernel makes of what it is
+            # given: only one may wait.
+            try:
+                return self._socket.sendmsg(views, (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return self._socket.send(views[0][:_UNIX_PIECE_BYTES])
+        except BlockingIOError as error:
+            raise TimeoutError from error
+        except OSError as error:
+            raise LinkError(str(error)) from error
 
     def _line(self, num_bytes: int) -> bytearray:
         """The next line, without its end."""

@@ -86,7 +86,7 @@ def test_the_server_forgets_scripts(own_redis: Server, plain: StoreBackend) -> N
 def test_another_type_under_our_name_is_no_value(
     own_redis: Server, plain: StoreBackend
 ) -> None:
-    """It cannot be read, and is written over."""
+    """It is missing, which is no failure of the store, and is written over."""
     own_redis.do("LPUSH", str(make_key(0)), "x")
     own_redis.do("PEXPIRE", str(make_key(0)), 100_000)
     entry = source(make_key(0))

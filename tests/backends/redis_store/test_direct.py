@@ -103,6 +103,18 @@ def test_a_value_far_too_long_costs_its_connection_and_no_more(
         store.delete(keys, deadline=soon())
 
 
+def test_many_values_far_too_long_are_no_outage(proxy: FaultProxy) -> None:
+    with _store(proxy.url, 1) as store:
+        keys = make_keys(6)
+        store.put(sources(keys[:1]), ttl_s=100, deadline=soon())
+        for key in keys[1:]:
+            name = str(key).encode()
+            proxy.add(Fault(commands=("GET",), key=name, reply=b"$9999999\r\n"))
+        result = store.get(targets([*keys[1:], keys[0]]), deadline=soon())
+        assert (result.outcomes, result.error) == ([*[MISSING] * 5, DONE], None)
+        store.delete(keys, deadline=soon())
+
+
 @pytest.mark.parametrize("num_bytes", [1, 4_096, 65_536, 300_000])
 def test_small_values_are_asked_for_ahead_within_bounds(
     proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, num_bytes: int

@@ -56,9 +56,10 @@ def test_small_replies_byte_by_byte(pair: _Pair, data: bytes, reply: object) -> 
 
 
 def test_errors_are_values(pair: _Pair) -> None:
-    pair.server.sendall(b"-OOM no room\r\n:1\r\n")
+    pair.server.sendall(b"-OOM no room\r\n:1\r\n-WRONGTYPE x\r\n")
     assert isinstance(pair.link.receive(), StoreFull)
     assert pair.link.receive() == 1
+    assert pair.link.receive() is None
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 11, 12, 40, 1_000])
@@ -117,6 +118,9 @@ def test_much_of_another_length_is_not_worth_it(pair: _Pair) -> None:
     pair.server.sendall(b"$99999999\r\n")
     with pytest.raises(ValueTooLong):
         pair.link.receive_into([memoryview(bytearray(10))], 10)
+    pair.server.sendall(b"$99999999\r\n")
+    with pytest.raises(ValueTooLong):
+        pair.link.receive()
 
 
 @pytest.mark.parametrize(
@@ -158,6 +162,43 @@ def test_a_peer_that_does_not_read_ends_by_the_deadline(pair: _Pair) -> None:
     pair.link.deadline = time.monotonic() + 0.1
     with pytest.raises(TimeoutError):
         pair.link.send([memoryview(bytearray(64 << 20))])
+
+
+def test_a_peer_that_reads_a_little_now_and_then_does_not_put_it_off(
+    pair: _Pair,
+) -> None:
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.wait(0.1):
+            pair.server.recv(200_000)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    began = time.monotonic()
+    pair.link.deadline = began + 0.3
+    try:
+        with pytest.raises(TimeoutError):
+            pair.link.send([memoryview(bytearray(16 << 20))])
+        assert time.monotonic() - began < 3
+    finally:
+        is_over.set()
+        reader.join()
+
+
+def test_what_a_peer_reads_in_time_is_sent_whole(pair: _Pair) -> None:
+    data = bytes(range(256)) * (8 << 12)
+    received = bytearray()
+
+    def read() -> None:
+        while len(received) < len(data):
+            received.extend(pair.server.recv(100_000))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    pair.link.send([data[:11], data[11:]])
+    reader.join()
+    assert received == data
 
 
 def test_a_peer_that_stops_in_a_value_ends_by_the_deadline(pair: _Pair) -> None:

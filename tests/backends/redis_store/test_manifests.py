@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from sam_backends.redis_store import open_store
+from sam_connector.pooling.manifest import ManifestLimits
 from sam_connector.storage.port import (
     MAX_VERSION,
     ManifestRead,
@@ -52,7 +53,7 @@ def test_another_type_under_our_name_is_written_over(
     own_redis: Server, plain: ManifestStore
 ) -> None:
     own_redis.do("LPUSH", str(_KEY), "x")
-    assert plain.read(_KEY, max_bytes=9, deadline=soon()).outcome is Outcome.FAILED
+    assert plain.read(_KEY, max_bytes=9, deadline=soon()).outcome is Outcome.MISSING
     record = ManifestRecord(1, b"right")
     written = plain.write(_KEY, record, ttl_s=9, deadline=soon())
     assert written is WriteOutcome.DONE
@@ -62,6 +63,19 @@ def test_another_type_under_our_name_is_written_over(
 def test_versions_have_bounds(plain: ManifestStore, version: int) -> None:
     with pytest.raises(ValueError, match="version"):
         plain.write(_KEY, ManifestRecord(version, b"x"), ttl_s=9, deadline=soon())
+
+
+def test_the_largest_manifest_can_be_read(plain: ManifestStore) -> None:
+    largest = ManifestLimits().max_bytes
+    for num_bytes, outcome in (
+        (largest, Outcome.DONE),
+        (largest + 1, Outcome.MISSING),
+    ):
+        record = ManifestRecord(num_bytes, bytes(num_bytes))
+        written = plain.write(_KEY, record, ttl_s=9, deadline=soon())
+        assert written is WriteOutcome.DONE
+        read = plain.read(_KEY, max_bytes=largest, deadline=soon())
+        assert (read.outcome, read.error) == (outcome, None)
 
 
 def test_a_large_record_is_not_transferred(
