@@ -203,11 +203,7 @@ def _digits(reply: Reply, count: int) -> list[Reply]:
 
 def _result(replies: Sequence[Reply]) -> BatchResult:
     outcomes = [_outcome(reply) for reply in replies]
-    errors = (
-        reply
-        for reply, outcome in zip(replies, outcomes, strict=True)
-        if isinstance(reply, StoreError) and outcome is not Outcome.MISSING
-    )
+    errors = (reply for reply in replies if isinstance(reply, StoreError))
     return BatchResult(outcomes, next(errors, None))
 
 
@@ -215,7 +211,5 @@ def _outcome(reply: Reply) -> Outcome:
     if isinstance(reply, StoreFull):
         return Outcome.FULL
     if isinstance(reply, StoreError):
-        # Under a name of ours, and nothing that we have written.
-        is_other = str(reply).startswith("WRONGTYPE")
-        return Outcome.MISSING if is_other else Outcome.FAILED
+        return Outcome.FAILED
     return Outcome.DONE if reply else Outcome.MISSING
