@@ -19,7 +19,7 @@ class Aim:
         path: keys that lead to the figure in the run's JSON.
         at_most: the aim, or
         at_least: the other way round.
-        bound: keys that lead to what no policy can better in this run.
+        bound: keys that lead to what the clairvoyant optimum reaches in this run.
     """
 
     run: str
@@ -113,7 +113,7 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Verdict]:
 def table(verdicts: Sequence[Verdict]) -> str:
     """Markdown."""
     lines = [
-        "| aim | aimed at | measured | no policy can better | met |",
+        "| aim | aimed at | measured | clairvoyant, both tiers | met |",
         "| --- | --- | --- | --- | --- |",
     ]
     for verdict in verdicts:
