@@ -77,7 +77,7 @@ def test_what_very_many_share_is_gone_at_once_and_tidied_up_later() -> None:
         num_tidied += 1
         tracker.check_integrity()
     assert num_tidied > 1
-    assert letters(tracker.chunks_of(sessions[0])) == "ab"
+    assert set(letters(tracker.chunks_of(sessions[0]))) == {"a", "b"}
     assert {letters(tracker.chunks_of(name)) for name in sessions[1:-1]} == {"b"}
     tracker.check_integrity()
 
